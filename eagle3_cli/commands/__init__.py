@@ -1,0 +1,1 @@
+"""One file per command: flags -> call -> render."""

@@ -1,0 +1,178 @@
+"""Flags -> the settings dataclasses, and the rules about which flags go together.
+
+A flag that has no effect in this mode is an error when it was typed.  The same value from an EAGLE3_ variable is a
+habit, not a request: it gives way silently.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .. import demo
+from ..errors import OptionError
+from ..prompt import read_text
+from ..settings import Limits, PairSettings, RuntimeSettings, SamplingSettings
+
+Flags = Mapping[str, Any]
+SHAPE = ("draft_depth", "draft_width", "draft_tokens")
+TRUNCATION = ("top_k", "top_p", "min_p", "typical")
+DRY = ("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breaker")
+FORMS = ("grammar", "grammar_file", "json_schema", "json_schema_file")
+BIAS = re.compile(r"(-?\d+)(?:=\s*([+-]?)|([+-]))(.+)", re.DOTALL)
+
+
+def typed(name: str) -> bool:
+    """Whether the flag stands on the command line, not in a variable."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+# flags, what makes them useless, the words for it
+_USELESS: list[tuple[tuple[str, ...], Callable[[Flags], bool], str]] = [
+    ((*SHAPE, "draft_threads"), lambda f: f["no_draft"], "with --no-draft"),
+    (TRUNCATION, lambda f: f["temp"] == 0, "with --temp 0, which always takes the likeliest token"),
+    (
+        ("repeat_last_n",),
+        lambda f: f["repeat_penalty"] == 1 and not f["presence_penalty"] and not f["frequency_penalty"],
+        "without --repeat-penalty, --presence-penalty or --frequency-penalty",
+    ),
+    (DRY, lambda f: f["dry_multiplier"] == 0, "without --dry-multiplier"),
+    (("gpu_layers",), lambda f: f["device"] == "cpu" and f["gpu_layers"] != 0, "with --device cpu"),
+    (("system",), lambda f: f.get("raw", False), "with --raw, which sends the prompt as it is"),
+    (("quiet",), lambda f: f.get("stats", False), "with --stats"),
+]
+
+
+def refuse_useless_flags(flags: Flags) -> None:
+    """OptionError for the first typed flag that another flag makes useless."""
+    for names, useless, words in _USELESS:
+        for name in names:
+            if name in flags and typed(name) and useless(flags):
+                raise OptionError(f"{flag(name)}: has no effect {words}.", "Leave one of them out.")
+
+
+def pair_settings(flags: Flags) -> PairSettings:
+    """Which two files: the named pair, or the demo pair where none is named."""
+    target, draft, no_draft = flags["target"], flags["draft"], flags["no_draft"]
+    if no_draft and draft:
+        if typed("no_draft") == typed("draft"):
+            raise OptionError("--no-draft: cannot be used with --draft.", "Leave one of them out.")
+        draft, no_draft = (None, True) if typed("no_draft") else (draft, False)
+    if draft and not target:
+        raise OptionError("--draft: needs --target, the model that this drafter was made for.", "Give --target.")
+    if target and not draft and not no_draft:
+        raise OptionError(
+            "--target: no drafter for this model.", "Give --draft, or --no-draft to answer without a drafter."
+        )
+    shape = {"depth": flags["draft_depth"], "width": flags["draft_width"], "nodes": flags["draft_tokens"]}
+    settings = PairSettings(
+        target=Path(target).expanduser() if target else demo.demo_target(),
+        draft=None if no_draft else Path(draft).expanduser() if draft else demo.demo_drafter(),
+        no_draft="--no-draft" if no_draft else None,
+        **({} if no_draft else shape),
+    )
+    settings.tree(on_gpu=False)  # checks the ranges before a model is loaded
+    return settings
+
+
+def runtime_settings(flags: Flags) -> RuntimeSettings:
+    layers = flags["gpu_layers"]
+    return RuntimeSettings(
+        ctx_size=flags["ctx_size"],
+        batch=flags["batch_size"],
+        threads=flags["threads"],
+        draft_threads=flags["draft_threads"],
+        gpu_layers=None if layers == -1 else layers,
+        device=flags["device"],
+    )
+
+
+def limits(flags: Flags) -> Limits:
+    most = flags["max_tokens"]
+    return Limits(max_tokens=None if most == -1 else most, stop=tuple(flags["stop"]), ignore_eos=flags["ignore_eos"])
+
+
+def sampling_settings(flags: Flags) -> SamplingSettings:
+    return SamplingSettings(
+        temperature=flags["temp"],
+        top_k=flags["top_k"],
+        top_p=flags["top_p"],
+        min_p=flags["min_p"],
+        typical_p=flags["typical"],
+        repeat_penalty=flags["repeat_penalty"],
+        repeat_last_n=flags["repeat_last_n"],
+        presence_penalty=flags["presence_penalty"],
+        frequency_penalty=flags["frequency_penalty"],
+        dry_multiplier=flags["dry_multiplier"],
+        dry_base=flags["dry_base"],
+        dry_allowed_length=flags["dry_allowed_length"],
+        dry_penalty_last_n=flags["dry_penalty_last_n"],
+        dry_sequence_breakers=_breakers(tuple(flags["dry_sequence_breaker"])),
+        logit_bias=tuple(logit_bias(text) for text in flags["logit_bias"]),
+        grammar=_grammar(flags),
+        seed=None if flags["seed"] == -1 else flags["seed"],
+    )
+
+
+def logit_bias(text: str) -> tuple[int, float]:
+    """(token id, bias) of 15043+1, 15043-1 or 15043-inf as llama.cpp writes it, or of 15043=-1."""
+    match = BIAS.fullmatch(text.strip())
+    try:
+        if match is None:
+            raise ValueError(text)
+        sign, size = match[2] or match[3] or "+", match[4].strip()
+        if size[:1] in "+-":  # 15043+-1 is a slip, not a bias
+            raise ValueError(text)
+        token, bias = int(match[1]), float(size) * (-1.0 if sign == "-" else 1.0)
+        if token < 0 or math.isnan(bias) or bias == math.inf:
+            raise ValueError(text)
+    except ValueError:
+        raise OptionError(
+            f"--logit-bias: expected ID+BIAS or ID-BIAS, got {text}.", "For example 15043+1, 15043-0.5 or 15043-inf."
+        ) from None
+    return token, bias
+
+
+def _breakers(given: tuple[str, ...]) -> tuple[str, ...]:
+    if not given:
+        return SamplingSettings().dry_sequence_breakers
+    if "none" in given and len(given) > 1:
+        raise OptionError("--dry-sequence-breaker: none cannot be used with others.", "Leave one of them out.")
+    if "" in given:
+        raise OptionError("--dry-sequence-breaker: expected a non-empty string.")
+    return () if given == ("none",) else given
+
+
+def _grammar(flags: Flags) -> str | None:
+    """GBNF from whichever of the four flags is given."""
+    given = [name for name in FORMS if flags[name] is not None]
+    given = [name for name in given if typed(name)] or given
+    if len(given) > 1:
+        raise OptionError(f"{flag(given[1])}: cannot be used with {flag(given[0])}.", "Leave one of them out.")
+    if not given:
+        return None
+    name, value = given[0], flags[given[0]]
+    text = value
+    if name.endswith("_file"):
+        text = read_text(value, flag(name))
+    elif name == "json_schema" and value.startswith("@"):
+        text = read_text(value[1:], flag(name))
+    if not text.strip():
+        raise OptionError(f"{flag(name)}: is empty.")
+    return _gbnf(text) if name.startswith("json_schema") else text
+
+
+def _gbnf(schema: str) -> str:
+    from ..llama import schema_to_gbnf
+
+    return schema_to_gbnf(schema)

@@ -1,0 +1,160 @@
+"""The flags that commands share, each with its default, its help and its EAGLE3_* variable.
+
+Ranges are not checked here: settings.py does, once for every caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from ..prompt import clean
+from ..settings import RuntimeSettings, SamplingSettings
+
+F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[F], F]
+
+SAMPLING, RUNTIME = SamplingSettings(), RuntimeSettings()
+DEVICES = ("auto", "cpu", "cuda", "metal")
+
+
+class Text(click.ParamType):
+    """UTF-8 text without NUL.  A variable for a repeatable option holds one value per line."""
+
+    name = "text"
+    envvar_list_splitter = "\n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return clean(str(value), param.opts[-1] if param else "text")
+
+
+class EscapedText(Text):
+    r"""Text in which \n, \t, \r and \\ stand for what they do in C, as in llama.cpp's options of this kind."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        parts = super().convert(value, param, ctx).split("\\\\")
+        for escape, meaning in (("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r")):
+            parts = [part.replace(escape, meaning) for part in parts]
+        return "\\".join(parts)
+
+
+TEXT, ESCAPED = Text(), EscapedText()
+
+
+class Option(click.Option):
+    """An option that belongs under a heading of the help page."""
+
+    def __init__(self, *args: Any, heading: str = "Options", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.heading = heading
+
+
+class Command(click.Command):
+    """A command whose help page has its options under headings, in the order of their declaration."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None and not isinstance(param, click.Argument):
+                sections.setdefault(getattr(param, "heading", "Options"), []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def option(heading: str, *names: str, variable: bool = True, **attrs: Any) -> Decorator[F]:
+    """click.option with a heading and, unless it names this call's own input, an EAGLE3_ variable."""
+    if variable:
+        long = next(name for name in names if name.startswith("--"))
+        attrs.update(envvar="EAGLE3_" + long[2:].replace("-", "_").upper(), show_envvar=True)
+    return click.option(*names, cls=Option, heading=heading, **attrs)
+
+
+def together(*decorators: Decorator[Any]) -> Decorator[F]:
+    """One decorator that applies several; the first listed comes first on the help page."""
+
+    def apply(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply
+
+
+def _default(heading: str, name: str, default: Any, help: str, *more: str) -> Decorator[Any]:
+    return option(heading, name, *more, type=type(default), default=default, show_default=True, help=help)
+
+
+MODEL = "Models"
+pair_options: Decorator[Any] = together(
+    option(MODEL, "--target", metavar="GGUF", help="The model that answers. Default: the demo pair."),
+    option(MODEL, "--draft", metavar="GGUF", help="Its EAGLE-3 drafter, made by eagle3 convert."),
+    option(MODEL, "--no-draft", is_flag=True, help="Answer without a drafter."),
+)
+
+DRAFTING = "Drafting (default: chosen for the device)"
+draft_options: Decorator[Any] = together(
+    option(DRAFTING, "--draft-depth", type=int, metavar="N", help="Levels of the draft tree."),
+    option(DRAFTING, "--draft-width", type=int, metavar="N", help="Nodes expanded per level; 1 is a chain."),
+    option(DRAFTING, "--draft-tokens", type=int, metavar="N", help="Most tokens proposed per round."),
+)
+
+RUN = "Running"
+runtime_options: Decorator[Any] = together(
+    _default(RUN, "--ctx-size", RUNTIME.ctx_size, "Tokens of context; 0: as trained, at most 8192.", "-c"),
+    _default(RUN, "--batch-size", RUNTIME.batch, "Tokens of one prompt chunk.", "-b"),
+    _default(RUN, "--threads", RUNTIME.threads, "CPU threads; 0: one per physical core.", "-t"),
+    _default(RUN, "--draft-threads", RUNTIME.draft_threads, "CPU threads of the drafter; 0: as --threads."),
+    option(RUN, "--gpu-layers", "-ngl", type=int, metavar="N",
+           help="Layers of each model on the GPU; -1, the default, is all where there is one."),
+    option(RUN, "--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Where to run."),
+)  # fmt: skip
+
+LIMITS = "The answer's end"
+limit_options: Decorator[Any] = together(
+    option(LIMITS, "-n", "--max-tokens", type=int, metavar="N", help="Most tokens; -1, the default: the context."),
+    option(LIMITS, "--stop", type=ESCAPED, multiple=True, metavar="TEXT",
+           help=r"End before this text; repeatable. \n and \t are understood."),
+    option(LIMITS, "--ignore-eos", is_flag=True, help="Go on behind the end token."),
+)  # fmt: skip
+
+SAMPLE = "Sampling"
+sampling_options: Decorator[Any] = together(
+    _default(SAMPLE, "--temp", SAMPLING.temperature, "Temperature; 0 always takes the likeliest token."),
+    _default(SAMPLE, "--top-k", SAMPLING.top_k, "Keep the N likeliest tokens; 0: all."),
+    _default(SAMPLE, "--top-p", SAMPLING.top_p, "Keep the likeliest tokens up to this probability; 1: all."),
+    _default(SAMPLE, "--min-p", SAMPLING.min_p, "Drop tokens below this share of the likeliest; 0: none."),
+    _default(SAMPLE, "--typical", SAMPLING.typical_p, "Locally typical sampling; 1: off."),
+    option(SAMPLE, "--seed", type=int, default=-1, show_default=True, help="Seed of the draws; -1: a new one."),
+    _default(SAMPLE, "--repeat-penalty", SAMPLING.repeat_penalty, "Penalty on repeated tokens; 1: off."),
+    _default(SAMPLE, "--repeat-last-n", SAMPLING.repeat_last_n, "Tokens the penalties look at; -1: the context."),
+    _default(SAMPLE, "--presence-penalty", SAMPLING.presence_penalty, "Penalty on tokens seen; 0: off."),
+    _default(SAMPLE, "--frequency-penalty", SAMPLING.frequency_penalty, "Penalty per time seen; 0: off."),
+    _default(SAMPLE, "--dry-multiplier", SAMPLING.dry_multiplier, "Strength of the DRY penalty; 0: off."),
+    _default(SAMPLE, "--dry-base", SAMPLING.dry_base, "DRY base."),
+    _default(SAMPLE, "--dry-allowed-length", SAMPLING.dry_allowed_length, "Repeats up to this length are free."),
+    _default(SAMPLE, "--dry-penalty-last-n", SAMPLING.dry_penalty_last_n, "Tokens DRY looks at; -1: the context."),
+    option(SAMPLE, "--dry-sequence-breaker", type=ESCAPED, multiple=True, metavar="TEXT",
+           help=r'Text that ends a repeat, instead of \n : " *; repeatable, "none" for none.'),
+    option(SAMPLE, "--logit-bias", multiple=True, metavar="ID(+/-)BIAS",
+           help="Make a token likelier or less likely: 15043+1, 15043-1, 15043-inf; repeatable."),
+)  # fmt: skip
+
+FORM = "The answer's form (one of these)"
+form_options: Decorator[Any] = together(
+    option(FORM, "--grammar", type=TEXT, metavar="GBNF", help="Only text of this grammar."),
+    option(FORM, "--grammar-file", metavar="FILE", help="The same, from a file."),
+    option(FORM, "--json-schema", type=TEXT, metavar="SCHEMA", help="Only JSON of this schema, or of @FILE."),
+    option(FORM, "--json-schema-file", metavar="FILE", help="The same, from a file."),
+)
+
+answer_options: Decorator[Any] = together(
+    pair_options, draft_options, limit_options, sampling_options, form_options, runtime_options,
+)  # fmt: skip
+system_option: Decorator[Any] = option("Options", "--system", type=TEXT, metavar="TEXT", help="System message.")
+quiet_option: Decorator[Any] = option(
+    "Options", "-q", "--quiet", is_flag=True, help="No progress and no notes on stderr."
+)

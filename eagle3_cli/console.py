@@ -1,0 +1,152 @@
+"""The only writer to stdout and stderr.
+
+stdout carries the answer or one JSON document, nothing else.  Errors and requested reports go to stderr;
+notes and progress go there too, but only when it is a terminal.  A reader that closed stdout is a
+`BrokenPipeError` for `__main__`; a stderr that cannot be written is ignored, because nobody is reading.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from typing import IO, Any
+
+from .errors import Eagle3Error
+
+RED, DIM, BOLD = "31;1", "2", "1"
+CLEAR_LINE = "\r\x1b[K"
+
+
+class Console:
+    """Where a command's output goes.  `quiet` silences notes and progress, never errors or reports."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._last = "\n"
+        self._progress = ""
+
+    # ---- stdout -----------------------------------------------------------------------------------
+
+    def text(self, text: str) -> None:
+        """A part of the answer, shown at once."""
+        if not text or sys.stdout is None:
+            return
+        self.clear_progress()
+        self._last = text[-1]
+        try:
+            sys.stdout.write(_encodable(text, sys.stdout))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise Eagle3Error(
+                f"stdout: {error.strerror or error}.", "The answer could not be written there."
+            ) from error
+
+    def end_text(self) -> None:
+        """Close the answer's last line if the answer did not."""
+        if self._last != "\n":
+            self.text("\n")
+
+    def document(self, value: Any) -> None:
+        """One JSON document: indented on a terminal, one line elsewhere."""
+        indent = 2 if _is_terminal(sys.stdout) else None
+        utf8 = "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
+        self.text(json.dumps(json_ready(value), ensure_ascii=not utf8, indent=indent, allow_nan=False) + "\n")
+
+    # ---- stderr -----------------------------------------------------------------------------------
+
+    def error(self, message: str, hint: str | None = None) -> None:
+        self._stderr(f"{self._paint('error:', RED)} {message}\n")
+        if hint:
+            self._stderr(f"{self._paint('hint:', BOLD)} {hint}\n")
+
+    def report(self, text: str) -> None:
+        """Something the user asked for beside the answer (--stats, the demo's numbers)."""
+        self._stderr(text + "\n")
+
+    def note(self, text: str) -> None:
+        """Something nice to know; only on a terminal."""
+        if self.terminal and not self.quiet:
+            self._stderr(self._paint(text, DIM) + "\n")
+
+    def prompt_mark(self, mark: str) -> None:
+        """Ask for a line where `input` must not: on stderr, because stdout is not a terminal."""
+        if self.terminal:
+            self._stderr(mark)
+
+    def progress(self, label: str, fraction: float) -> None:
+        """One line that rewrites itself: `fraction` 0..1.  Only on a terminal that can clear a line."""
+        if not self.terminal or self.quiet or os.environ.get("TERM") == "dumb":
+            return
+        line = f"{label} {min(1.0, max(0.0, fraction)):4.0%}"
+        if line != self._progress:
+            self._stderr(CLEAR_LINE + self._paint(line, DIM))
+            self._progress = line
+
+    def clear_progress(self) -> None:
+        if self._progress:
+            self._progress = ""
+            self._write_stderr(CLEAR_LINE)
+
+    @property
+    def terminal(self) -> bool:
+        """Whether somebody is looking at stderr."""
+        return _is_terminal(sys.stderr)
+
+    def traceback(self, text: str) -> None:
+        self._stderr(text)
+
+    def _stderr(self, text: str) -> None:
+        self.clear_progress()
+        self._write_stderr(text)
+
+    def _write_stderr(self, text: str) -> None:
+        if sys.stderr is None:
+            return
+        try:
+            sys.stderr.write(_encodable(text, sys.stderr))
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            silence(sys.stderr)
+
+    def _paint(self, text: str, code: str) -> str:
+        plain = not self.terminal or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        return text if plain else f"\x1b[{code}m{text}\x1b[0m"
+
+
+def silence(stream: IO[str] | None) -> None:
+    """Send what is left in the stream's buffer nowhere, so that the interpreter's last flush cannot fail."""
+    try:
+        if stream is not None:
+            target = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(target, stream.fileno())
+            os.close(target)
+    except (OSError, ValueError):  # closed, or no file behind it
+        pass
+
+
+def json_ready(value: Any) -> Any:
+    """The same value in what JSON can say: infinities as "inf" and "-inf", not-a-number as null."""
+    if isinstance(value, dict):
+        return {str(k): json_ready(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_ready(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _is_terminal(stream: IO[str] | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def _encodable(text: str, stream: IO[str]) -> str:
+    """Characters that the stream's encoding lacks become question marks instead of a crash."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)

@@ -1,0 +1,177 @@
+"""Load a pair and hand out an `Engine`: the front door for commands and for Python users."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from .. import _native
+from ..errors import FileError
+from ..gguf_file import DrafterInfo, check_target, read_drafter
+from ..llama import Context, Model, choose_devices, physical_cores, render_chat
+from ..probe import AMX_NOTE, amx_crashes
+from ..settings import MAX_SEQUENCES, Limits, PairSettings, RuntimeSettings, SamplingSettings, TreeShape
+from .drafter import Eagle3Drafter
+from .loop import Decoder
+from .sampler import with_seed
+from .target import Target
+from .types import Piece, Statistics
+
+Progress = Callable[[str, float], None]
+
+DRAFTER_ROWS = 128  # rows of one drafter batch: its logits cover the target's vocabulary, for every row
+DEFAULT_CONTEXT = 8192
+
+
+class Engine:
+    """A loaded pair.  One answer at a time; not thread-safe.  Use as a context manager, or call `close`.
+
+    settings     every effective value, for JSON
+    notes        what the user should know about how the pair runs
+    statistics   of the answer in progress, or of the last one
+    """
+
+    def __init__(self, decoder: Decoder, settings: dict[str, Any], reason: str | None, owned: Sequence[Any]) -> None:
+        self.decoder = decoder
+        self.settings = settings
+        self.notes = () if settings["repack"] else (AMX_NOTE,)
+        self._reason = reason
+        self._owned = owned
+        self.load_s = 0.0
+        self.statistics = self._new_statistics()
+
+    def _new_statistics(self) -> Statistics:
+        enabled = self.decoder.drafter is not None and self.decoder.shape.nodes > 0
+        return Statistics(enabled=enabled, reason=self._reason, load_s=self.load_s)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a raw prompt; BOS in front where the model wants it."""
+        return self.decoder.model.tokenize(text, add_special=True)
+
+    def render(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation by the target's chat template, up to where the answer starts."""
+        model = self.decoder.model
+        text = render_chat(model, messages)
+        bos = model.token_text(model.bos) if model.adds_bos else ""
+        return model.tokenize(text, add_special=not (bos and text.startswith(bos)))
+
+    def effective(self, sampling: SamplingSettings) -> SamplingSettings:
+        """The same with the seed that `stream` will use."""
+        return with_seed(sampling)
+
+    def stream(
+        self, prompt: Sequence[int], sampling: SamplingSettings, limits: Limits | None = None
+    ) -> Generator[Piece, None, None]:
+        """The answer to a prompt, token by token; see `Decoder.answer`."""
+        self.statistics = self._new_statistics()
+        return self.decoder.answer(prompt, with_seed(sampling), limits or Limits(), self.statistics)
+
+    def close(self) -> None:
+        for part in self._owned:
+            part.close()
+        self._owned = ()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def load_engine(pair: PairSettings, runtime: RuntimeSettings, progress: Progress | None = None) -> Engine:
+    """Check both files, load them, make the contexts.  Raises InputError subclasses before llama.cpp sees bad input.
+
+    progress gets ("target" or "drafter", fraction done).
+    """
+    started = time.perf_counter()
+    check_target(pair.target)
+    info = read_drafter(pair.draft, pair.target) if pair.draft else None
+    devices, layers, backend = choose_devices(runtime.device, runtime.gpu_layers)
+    shape = pair.tree(on_gpu=backend != "cpu")
+    loader = _Loader(runtime, devices, layers, progress)
+    try:
+        engine = loader.engine(pair, info, shape, backend)
+    except BaseException:
+        loader.close()
+        raise
+    engine.load_s = engine.statistics.load_s = time.perf_counter() - started
+    return engine
+
+
+class _Loader:
+    """Makes the parts in order and frees them in reverse order."""
+
+    def __init__(self, runtime: RuntimeSettings, devices: list[int], layers: int, progress: Progress | None) -> None:
+        self.runtime, self.devices, self.layers, self.progress = runtime, devices, layers, progress
+        self.repack = not amx_crashes()
+        self.owned: list[Any] = []
+
+    def close(self) -> None:
+        for part in self.owned:
+            part.close()
+
+    def engine(self, pair: PairSettings, info: DrafterInfo | None, shape: TreeShape, backend: str) -> Engine:
+        model = self._model("target", pair.target)
+        if not model.generates_text:
+            raise FileError(f"{pair.target}: {model.description} does not generate text.")
+        if not model.keeps_every_position:
+            raise FileError(
+                f"{pair.target}: {model.description} has recurrent layers, whose state cannot drop rejected tokens."
+            )
+        target = self._target(model, info, shape)
+        drafter = self._drafter(info, target, shape) if info else None
+        decoder = Decoder(model, target, drafter, shape)
+        settings = self._settings(pair, shape if info else None, target, backend)
+        return Engine(decoder, settings, pair.no_draft, self.owned)
+
+    def _own(self, part: Any) -> Any:
+        self.owned.insert(0, part)
+        return part
+
+    def _model(self, name: str, path: Any) -> Model:
+        report = self.progress
+        progress = (lambda done: report(name, done)) if report else None
+        return self._own(Model(path, self.devices, self.layers, self.repack, progress))
+
+    def _threads(self) -> int:
+        return self.runtime.threads or physical_cores()
+
+    def _target(self, model: Model, info: DrafterInfo | None, shape: TreeShape) -> Target:
+        rows = max(self.runtime.batch, shape.nodes + 1)
+        cells = self.runtime.ctx_size or min(model.n_ctx_train, DEFAULT_CONTEXT)
+        sequences = min(MAX_SEQUENCES, shape.nodes + 1) if info else 1  # one per leaf, and one to move cells
+        capture = None
+        if info:
+            names = [f"l_out-{layer - 1}" for layer in info.aux_layers]
+            capture = _native.Capture(names, model.n_embd, rows)
+        return Target(self._own(Context(model, "target", cells, rows, sequences, self._threads(), capture)))
+
+    def _drafter(self, info: DrafterInfo, target: Target, shape: TreeShape) -> Eagle3Drafter:
+        model = self._model("drafter", info.path)
+        rows = max(DRAFTER_ROWS, shape.width)
+        cells = target.context.cells + shape.width * shape.depth
+        threads = self.runtime.draft_threads or self._threads()
+        fused = _native.Capture(["fc_out"], info.width, rows)
+        encoder = Context(model, "drafter's encoder", rows, rows, 1, threads, fused, target.context)
+        self._own(encoder)
+        outputs = _native.Capture(["eagle3_prenorm-0"], info.width, rows)
+        decoder = Context(model, "drafter", cells, rows, 2 * shape.width, threads, outputs, target.context)
+        self._own(decoder)
+        return Eagle3Drafter(encoder, decoder, info.d2t, info.width)
+
+    def _settings(self, pair: PairSettings, shape: TreeShape | None, target: Target, backend: str) -> dict[str, Any]:
+        return {
+            "target": str(pair.target),
+            "draft": str(pair.draft) if pair.draft else None,
+            "ctx_size": target.context.cells,
+            "batch_size": self.runtime.batch,
+            "threads": self._threads(),
+            "draft_threads": (self.runtime.draft_threads or self._threads()) if shape else None,
+            "device": backend,
+            "gpu_layers": self.layers,
+            "repack": self.repack,
+            "draft_depth": shape.depth if shape else None,
+            "draft_width": shape.width if shape else None,
+            "draft_tokens": shape.nodes if shape else None,
+        }

@@ -1,0 +1,191 @@
+"""One token's journey: the round of EAGLE-3 decoding, and the answer made of rounds.
+
+    draft    the drafter, fed with the target's hidden states, proposes a tree of continuations of the root
+    verify   the target computes the whole tree in one forward pass
+    walk     one token is drawn from the target at a time; the walk goes on while the tree contains it
+    commit   the accepted path stays in the caches, and its hidden states go to the drafter
+
+Plain decoding is the same loop with an empty tree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+from ..errors import PromptError
+from ..llama import Model
+from ..settings import Limits, SamplingSettings, TreeShape
+from .drafter import Drafter
+from .sampler import Sampler
+from .stream import TextStream
+from .target import Features, Target
+from .tree import ROOT
+from .types import NO_TREE, DraftTree, Piece, Statistics, Verdict
+from .verify import verify
+
+
+class Decoder:
+    """A target and perhaps a drafter, with their caches.  One answer at a time; not thread-safe.
+
+    committed   the tokens whose cells are in the target's cache
+    """
+
+    def __init__(self, model: Model, target: Target, drafter: Drafter | None, shape: TreeShape) -> None:
+        self.model, self.target, self.drafter, self.shape = model, target, drafter, shape
+        self.committed: list[int] = []
+
+    @property
+    def cells(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self.target.context.cells
+
+    # --- an answer
+
+    def answer(
+        self, prompt: Sequence[int], sampling: SamplingSettings, limits: Limits, stats: Statistics
+    ) -> Generator[Piece, None, None]:
+        """Emit the answer to a prompt, token by token.  sampling: with a seed.
+
+        PromptError before the first piece if the prompt leaves no room.  The caches stay right if the caller closes
+        the iterator early or an exception passes through: they then hold what was committed.
+        """
+        room = self.cells - len(prompt)
+        if not prompt or room < 1:
+            raise PromptError(
+                f"prompt: expected 1 to {self.cells - 1} tokens (the context holds {self.cells}), got {len(prompt)}.",
+                "Shorten it, or raise --ctx-size.",
+            )
+        most = room if limits.max_tokens is None else min(room, limits.max_tokens)
+        sampler = Sampler(self.model, sampling, prompt, self.cells)
+        try:
+            yield from _Answer(self, sampler, limits, most, stats).pieces(prompt)
+        finally:
+            sampler.close()
+
+    def prefill(self, prompt: Sequence[int]) -> int:
+        """Bring the caches to exactly this prompt, computing only what is new; returns how many tokens were reused.
+        At least the last token is computed, for its logits."""
+        same = 0
+        for old, new in zip(self.committed, prompt[:-1], strict=False):
+            if old != new:
+                break
+            same += 1
+        self.truncate(same)
+        keep = len(self.committed)
+        self.target.prefill(prompt[keep:], self.commit)
+        return keep
+
+    def logits_after(self, tokens: Sequence[int]) -> Any:
+        """The target's logits after these tokens, float32 [n_vocab], a copy.  Reuses what the cache holds; the last
+        token is computed alone if all others are in it."""
+        self.prefill(tokens)
+        return self.target.logits(ROOT)
+
+    def commit(self, tokens: Sequence[int], features: Features) -> None:
+        """Take note of tokens whose cells the target has kept, and let the drafter learn from them."""
+        if self.drafter is not None:
+            self.drafter.extend(tokens, features)
+        self.committed.extend(tokens)
+
+    def truncate(self, past: int) -> None:
+        """Cut both caches back to at most `past` committed tokens.  Also cleans up after an interrupted round."""
+        keep = past if self.drafter is None else self.drafter.truncate(past)
+        self.target.truncate(keep)
+        del self.committed[keep:]
+
+
+class _Answer:
+    """The state of one answer: what was emitted, and where it must end."""
+
+    def __init__(self, decoder: Decoder, sampler: Sampler, limits: Limits, most: int, stats: Statistics) -> None:
+        self.decoder, self.sampler, self.limits, self.most, self.stats = decoder, sampler, limits, most, stats
+        self.text = TextStream(decoder.model.piece, limits.stop)
+        self.emitted = 0
+        self.pieces_of_round: list[Piece] = []
+        self.finish_reason: str | None = None
+
+    def pieces(self, prompt: Sequence[int]) -> Iterator[Piece]:
+        decoder, stats = self.decoder, self.stats
+        started = time.perf_counter()
+        stats.cached_tokens = decoder.prefill(prompt)
+        stats.prompt_tokens = len(prompt)
+        root = self._draw(ROOT)
+        self._ends(root)
+        stats.prefill_s = time.perf_counter() - started
+        self._reset_clocks()
+        yield from self._release(accepted=0)
+        while self.finish_reason is None:
+            started = time.perf_counter()
+            try:
+                tree, verdict = self.round(root)
+            except BaseException:
+                decoder.truncate(len(decoder.committed))
+                raise
+            root = verdict.tokens[-1]
+            stats.record(tree, verdict)
+            stats.decode_s += time.perf_counter() - started
+            self._read_clocks()
+            yield from self._release(accepted=len(verdict.accepted))
+
+    def round(self, root: int) -> tuple[DraftTree, Verdict]:
+        """Draft, verify, walk, commit."""
+        decoder = self.decoder
+        tree = self._draft(root)
+        decoder.target.verify(root, tree)
+        verdict = verify(tree, self._draw, self._ends)
+        path = verdict.accepted[: len(verdict.tokens) - 1]  # the last emitted token is the next root
+        features = decoder.target.commit(path)
+        decoder.commit([root, *verdict.tokens[:-1]], features)
+        return tree, verdict
+
+    def _draft(self, root: int) -> DraftTree:
+        """A tree no deeper than the answer can still get, and no larger than the cache has room for."""
+        decoder, shape = self.decoder, self.decoder.shape
+        left = self.most - self.emitted
+        nodes = min(shape.nodes, decoder.cells - len(decoder.committed) - 1)
+        depth = min(shape.depth, left - 1)
+        if decoder.drafter is None or nodes < 1 or depth < 1:
+            return NO_TREE
+        return decoder.drafter.draft(root, TreeShape(depth, shape.width, nodes))
+
+    def _draw(self, node: int) -> int:
+        target = self.decoder.target
+        if self.sampler.is_argmax:
+            return target.argmax(node)
+        return self.sampler.draw(target.context, target.logits_row(node))
+
+    def _ends(self, token: int) -> bool:
+        """Take an emitted token; does the answer end with it?"""
+        if self.decoder.model.is_end(token) and not self.limits.ignore_eos:
+            self.finish_reason = "stop"
+            self.pieces_of_round.append(Piece(self.text.finish(), None, finish_reason="stop"))
+            return True
+        self.emitted += 1
+        text = self.text.push(token)
+        if self.text.stopped:
+            self.finish_reason = "stop"
+        elif self.emitted >= self.most:
+            self.finish_reason = "length"
+            text += self.text.finish()
+        self.pieces_of_round.append(Piece(text, token, finish_reason=self.finish_reason))
+        return self.finish_reason is not None
+
+    def _release(self, accepted: int) -> Iterator[Piece]:
+        """Hand out the round's pieces; the first `accepted` came from the drafter."""
+        pieces, self.pieces_of_round = self.pieces_of_round, []
+        self.stats.completion_tokens = self.emitted
+        for i, piece in enumerate(pieces):
+            yield Piece(piece.text, piece.token, i < accepted, piece.finish_reason)
+
+    def _reset_clocks(self) -> None:
+        self.decoder.target.context.seconds = self.sampler.seconds = 0.0
+        if self.decoder.drafter is not None:
+            self.decoder.drafter.seconds = 0.0
+
+    def _read_clocks(self) -> None:
+        self.stats.target_s = self.decoder.target.context.seconds
+        self.stats.sampler_s = self.sampler.seconds
+        if self.decoder.drafter is not None:
+            self.stats.drafter_s = self.decoder.drafter.seconds

@@ -1,0 +1,156 @@
+"""llama.cpp's own samplers, in llama.cpp's own order.  One draw, one state change per emitted token."""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import LlamaError, OptionError
+from ..llama import Context, Model, function, lib
+from ..settings import SamplingSettings
+
+_sample = function("llama_sampler_sample", ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+_logits_row = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+_apply = function("llama_sampler_apply", None, ctypes.c_void_p, ctypes.c_void_p)
+_accept = function("llama_sampler_accept", None, ctypes.c_void_p, ctypes.c_int32)
+_TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
+
+
+def with_seed(settings: SamplingSettings) -> SamplingSettings:
+    """The same settings with a seed: drawn here if none was given, so that it can be reported."""
+    return settings if settings.seed is not None else replace(settings, seed=secrets.randbelow(2**32 - 1))
+
+
+def check_sampling(settings: SamplingSettings, model: Model) -> None:
+    """OptionError for what only the model can tell: a bias for a token it does not have, a broken grammar."""
+    for token, _ in settings.logit_bias:
+        if not 0 <= token < model.n_vocab:
+            raise OptionError(f"--logit-bias: expected a token id from 0 to {model.n_vocab - 1}, got {token}.")
+    if settings.grammar is not None:
+        lib.llama_sampler_free(_grammar(settings.grammar, model))
+
+
+def _grammar(text: str, model: Model) -> Any:
+    sampler = lib.llama_sampler_init_grammar(model.vocab, text.encode(), b"root") if text.strip() else None
+    if not sampler:
+        raise OptionError("--grammar: llama.cpp cannot parse it.", "It must be GBNF with a rule named root.")
+    return sampler
+
+
+class Sampler:
+    """The user's sampler chain for one answer, with the prompt already behind it.
+
+    The grammar stands beside the chain, as in llama.cpp: a token is drawn without it and checked; only if the grammar
+    refuses it is the draw repeated over what the grammar allows.  Without truncating samplers that is exactly the
+    renormalised law, because P(x) + (1 - P(G)) P(x)/P(G) = P(x)/P(G).
+
+    `seconds` is time spent in llama.cpp.
+    """
+
+    def __init__(self, model: Model, settings: SamplingSettings, prompt: Sequence[int], cells: int) -> None:
+        """settings: with a seed.  cells: size of the context, the meaning of -1 in the look-back lengths."""
+        check_sampling(settings, model)
+        self._n_vocab = model.n_vocab
+        self.seconds = 0.0
+        self._chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+        self._grammar = _grammar(settings.grammar, model) if settings.grammar is not None else None
+        history = _add_history_samplers(self._chain, model, settings, cells)
+        self.is_argmax = settings.greedy and not history and not settings.logit_bias and self._grammar is None
+        if settings.greedy:
+            self._add(lib.llama_sampler_init_greedy())
+        else:
+            self._add(lib.llama_sampler_init_top_k(settings.top_k))
+            self._add(lib.llama_sampler_init_typical(settings.typical_p, 0))
+            self._add(lib.llama_sampler_init_top_p(settings.top_p, 0))
+            self._add(lib.llama_sampler_init_min_p(settings.min_p, 0))
+            self._add(lib.llama_sampler_init_temp(settings.temperature))
+            self._add(lib.llama_sampler_init_dist(settings.seed or 0))
+        if history:
+            for token in prompt:
+                _accept(self._chain, token)
+
+    def _add(self, sampler: Any) -> None:
+        lib.llama_sampler_chain_add(self._chain, sampler)
+
+    def draw(self, context: Context, row: int) -> int:
+        """One token from a row of the last batch's logits; advances the state by it."""
+        started = time.perf_counter()
+        if self._grammar is None:
+            token = int(_sample(self._chain, context.handle, row))
+        else:
+            token = self._draw_with_grammar(context, row)
+        self.seconds += time.perf_counter() - started
+        return token
+
+    def _draw_with_grammar(self, context: Context, row: int) -> int:
+        logits = _logits_row(context.handle, row)
+        if not logits:
+            raise LlamaError(f"{context.name}: llama.cpp has no logits for row {row}.")
+        candidates = np.empty(self._n_vocab, _TOKEN_DATA)
+        candidates["id"] = np.arange(self._n_vocab, dtype=np.int32)
+        candidates["logit"] = np.ctypeslib.as_array((ctypes.c_float * self._n_vocab).from_address(logits))
+        candidates["p"] = 0.0
+        token = _choose(self._chain, candidates.copy())
+        if not self._allows(token):
+            array = _as_array(candidates)
+            _apply(self._grammar, ctypes.byref(array))
+            token = _choose(self._chain, candidates)
+        _accept(self._grammar, token)
+        _accept(self._chain, token)
+        return token
+
+    def _allows(self, token: int) -> bool:
+        one = np.array([(token, 1.0, 0.0)], _TOKEN_DATA)
+        array = _as_array(one)
+        _apply(self._grammar, ctypes.byref(array))
+        return bool(np.isfinite(one["logit"][0]))
+
+    def close(self) -> None:
+        if self._chain:
+            lib.llama_sampler_free(self._chain)
+            if self._grammar:
+                lib.llama_sampler_free(self._grammar)
+            self._chain = self._grammar = None
+
+
+def _as_array(candidates: Any) -> Any:
+    """A llama_token_data_array over the candidates, which must outlive it."""
+    data = candidates.ctypes.data_as(lib.llama_token_data_p)
+    return lib.llama_token_data_array(data=data, size=len(candidates), selected=-1, sorted=False)
+
+
+def _choose(chain: Any, candidates: Any) -> int:
+    """Apply the chain to candidates (which it overwrites) and return the token that its last sampler selected."""
+    array = _as_array(candidates)
+    _apply(chain, ctypes.byref(array))
+    if not 0 <= array.selected < array.size:
+        raise LlamaError("sampler: llama.cpp's chain selected no token.")
+    return int(array.data[array.selected].id)
+
+
+def _add_history_samplers(chain: Any, model: Model, settings: SamplingSettings, cells: int) -> bool:
+    """Logit bias, penalties and DRY, llama.cpp's first three.  Does one of them depend on earlier tokens?"""
+    if settings.logit_bias:
+        biases = (lib.llama_logit_bias * len(settings.logit_bias))(
+            *(lib.llama_logit_bias(token, bias) for token, bias in settings.logit_bias)
+        )
+        lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_logit_bias(model.n_vocab, len(biases), biases))
+    penalties = (settings.repeat_penalty, settings.frequency_penalty, settings.presence_penalty)
+    last_n = cells if settings.repeat_last_n == -1 else settings.repeat_last_n
+    penalised = last_n > 0 and penalties != (1.0, 0.0, 0.0)
+    if penalised:
+        lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_penalties(model.n_vocab, last_n, *penalties))
+    if settings.dry_multiplier > 0:
+        words = [word.encode() for word in settings.dry_sequence_breakers]
+        breakers = (ctypes.c_char_p * len(words))(*words)
+        scale, base, length = settings.dry_multiplier, settings.dry_base, settings.dry_allowed_length
+        last = cells if settings.dry_penalty_last_n == -1 else settings.dry_penalty_last_n
+        dry = lib.llama_sampler_init_dry(model.vocab, scale, base, length, last, breakers, len(words))
+        lib.llama_sampler_chain_add(chain, dry)
+    return penalised or settings.dry_multiplier > 0

@@ -1,0 +1,49 @@
+"""From emitted tokens to text: whole characters only, stop strings held back as long as they could still match."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+
+
+class TextStream:
+    """Releases text that can no longer change or be cut.
+
+    piece   token id -> the bytes it prints, perhaps a part of a character
+    stop    the answer ends before the first of these strings; ties go to the earlier start, then the longer one
+    """
+
+    def __init__(self, piece: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
+        self._piece = piece
+        self._stop = tuple(stop)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """Take one token; returns the characters that it makes certain.  After a stop string: `stopped` is set."""
+        self._held += self._decoder.decode(self._piece(token))
+        found = [(at, -len(s)) for s in self._stop if (at := self._held.find(s)) >= 0]
+        if found:
+            self.stopped = True
+            return self._release(min(found)[0])
+        return self._release(len(self._held) - self._partial())
+
+    def finish(self) -> str:
+        """What is still held when the answer ends without a stop string; a broken character becomes U+FFFD."""
+        self._held += self._decoder.decode(b"", final=True)
+        return "" if self.stopped else self._release(len(self._held))
+
+    def _release(self, end: int) -> str:
+        text, self._held = self._held[:end], self._held[end:]
+        return text
+
+    def _partial(self) -> int:
+        """Length of the longest tail of the held text that begins a stop string."""
+        longest = 0
+        for stop in self._stop:
+            for n in range(min(len(stop) - 1, len(self._held)), longest, -1):
+                if self._held.endswith(stop[:n]):
+                    longest = n
+                    break
+        return longest

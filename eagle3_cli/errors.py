@@ -1,0 +1,52 @@
+"""The one error tree.  `__main__` prints `error: <message>` and `hint: <hint>` and exits with `exit_code`.
+
+A message says where, what was expected and what was found; the hint says what to do.  Anything that is not
+an `Eagle3Error` is a bug of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class Eagle3Error(Exception):
+    """Something failed that the user can be told about in one message."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class InputError(Eagle3Error):
+    """What the user gave cannot be used: a file, an option, a prompt."""
+
+    exit_code = 2
+
+
+class OptionError(InputError):
+    """An option is out of range, or has no effect where it was given."""
+
+
+class FileError(InputError):
+    """A file is missing, truncated, or not what it should be."""
+
+
+class PairError(InputError):
+    """Target and drafter do not belong together."""
+
+
+class CheckpointError(InputError):
+    """A drafter checkpoint cannot be converted; the message names the tensor or key."""
+
+
+class PromptError(InputError):
+    """A prompt does not fit into the context."""
+
+
+class BackendError(InputError):
+    """The installed llama.cpp has no such backend."""
+
+
+class LlamaError(Eagle3Error):
+    """llama.cpp returned an error code; the message carries its last log lines."""

@@ -1,0 +1,168 @@
+"""Every setting with its default and its range, in one place.
+
+Each dataclass checks itself when it is made: a value out of range is an `OptionError` that names the flag.
+Defaults of the samplers are llama.cpp's own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from .errors import OptionError
+
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ: a context with more cannot be made
+
+
+def _check(flag: str, value: float, low: float, high: float = math.inf) -> None:
+    if not (low <= value <= high):  # also catches NaN
+        span = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+        raise OptionError(f"{flag}: expected a value {span}, got {value:g}.")
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How the target's distribution is turned into a token; llama.cpp's names, order and defaults.
+
+    temperature <= 0 is greedy.  seed None means: draw one, and report which.  `repeat_last_n` and
+    `dry_penalty_last_n` count tokens, -1 is the whole context.  `grammar` is GBNF text.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: str | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check("--temp", self.temperature, 0.0, 100.0)
+        _check("--top-k", self.top_k, 0)
+        _check("--top-p", self.top_p, 0.0, 1.0)
+        _check("--min-p", self.min_p, 0.0, 1.0)
+        _check("--typical", self.typical_p, 0.0, 1.0)
+        _check("--repeat-penalty", self.repeat_penalty, 1e-6, 100.0)
+        _check("--repeat-last-n", self.repeat_last_n, -1)
+        _check("--presence-penalty", self.presence_penalty, -100.0, 100.0)
+        _check("--frequency-penalty", self.frequency_penalty, -100.0, 100.0)
+        _check("--dry-multiplier", self.dry_multiplier, 0.0, 100.0)
+        _check("--dry-base", self.dry_base, 0.0, 100.0)
+        _check("--dry-allowed-length", self.dry_allowed_length, 0)
+        _check("--dry-penalty-last-n", self.dry_penalty_last_n, -1)
+        if self.seed is not None:
+            _check("--seed", self.seed, 0, 2**32 - 2)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature <= 0.0
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """The draft tree of one round: `depth` levels, at most `width` nodes expanded per level, `nodes` kept.
+
+    Width 1 is a chain.  nodes 0 is plain decoding.  Source of the defaults on a GPU: EAGLE-2 and EAGLE-3
+    papers (depth 8, width 10, 60 nodes).
+    """
+
+    depth: int
+    width: int
+    nodes: int
+
+    def __post_init__(self) -> None:
+        _check("--draft-depth", self.depth, 1, 64)
+        _check("--draft-width", self.width, 1, 64)
+        _check("--draft-tokens", self.nodes, 0, MAX_SEQUENCES - 1)
+
+
+GPU_TREE = TreeShape(depth=8, width=10, nodes=60)
+CPU_TREE = TreeShape(depth=4, width=4, nodes=8)
+
+
+@dataclass(frozen=True)
+class RuntimeSettings:
+    """How llama.cpp runs both models.
+
+    ctx_size    KV cells per model; 0 is the target's trained context, at most 8192
+    batch       rows of one prompt chunk
+    threads     0 is the number of physical cores
+    gpu_layers  layers of each model on the GPU; None is all of them where there is a GPU
+    device      auto, cpu, cuda or metal
+    """
+
+    ctx_size: int = 0
+    batch: int = 512
+    threads: int = 0
+    draft_threads: int = 0
+    gpu_layers: int | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check("--ctx-size", self.ctx_size, 0, 2**24)
+        _check("--batch-size", self.batch, 1, 2**16)
+        _check("--threads", self.threads, 0, 512)
+        _check("--draft-threads", self.draft_threads, 0, 512)
+        if self.gpu_layers is not None:
+            _check("--gpu-layers", self.gpu_layers, -1, 100_000)
+        if self.device not in ("auto", "cpu", "cuda", "metal"):
+            raise OptionError(f"--device: expected auto, cpu, cuda or metal, got {self.device}.")
+
+
+@dataclass(frozen=True)
+class PairSettings:
+    """Which two files to load, and how to draft.
+
+    draft       the drafter's GGUF, or None for plain decoding
+    no_draft    why there is none, one clause for the statistics ("--no-draft")
+    depth, width, nodes   None takes the default of the device (`GPU_TREE` or `CPU_TREE`)
+    """
+
+    target: Path
+    draft: Path | None
+    no_draft: str | None = None
+    depth: int | None = None
+    width: int | None = None
+    nodes: int | None = None
+
+    def tree(self, on_gpu: bool) -> TreeShape:
+        base = GPU_TREE if on_gpu else CPU_TREE
+        return TreeShape(
+            depth=base.depth if self.depth is None else self.depth,
+            width=base.width if self.width is None else self.width,
+            nodes=base.nodes if self.nodes is None else self.nodes,
+        )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where an answer ends besides the end token: after `max_tokens` (None: the end of the context), or
+    before any of the `stop` strings."""
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _check("--max-tokens", self.max_tokens, 1)
+        if "" in self.stop:
+            raise OptionError("--stop: expected a non-empty string.")
+
+
+def as_dict(settings: Any) -> dict[str, Any]:
+    """The effective values for JSON; paths as text."""
+    values = {f.name: getattr(settings, f.name) for f in fields(settings)}
+    return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}

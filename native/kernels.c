@@ -1,0 +1,100 @@
+#include "eagle3.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { LANES = 16 };
+
+/* exp(x) for x <= 0 within 2e-7 relative, in a form that compilers vectorise.  exp(x) = 2^n * 2^f with n the
+   nearest integer to x*log2(e) and |f| <= 1/2; 2^f by its Taylor polynomial in f*ln(2). */
+static inline float exp_nonpositive(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits */
+    float shifted = x * 1.44269504f + shift;
+    float n = shifted - shift;
+    float r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
+    float p = 1.0f + r * (1.0f + r * (0.5f + r * (1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r / 720)))));
+    union { float f; int32_t i; } scale;
+    scale.i = ((int32_t)n + 127) * (1 << 23);
+    return p * scale.f;
+}
+
+static float max_of(const float *z, int32_t n) {
+    float best[LANES];
+    for (int32_t l = 0; l < LANES; l++) best[l] = -INFINITY;
+    int32_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int32_t l = 0; l < LANES; l++) best[l] = z[i + l] > best[l] ? z[i + l] : best[l];
+    for (; i < n; i++) best[0] = z[i] > best[0] ? z[i] : best[0];
+    for (int32_t l = 1; l < LANES; l++) best[0] = best[l] > best[0] ? best[l] : best[0];
+    return best[0];
+}
+
+/* log(sum(exp(z))), ignoring NaN; `max` is finite. */
+static float log_sum_exp(const float *z, int32_t n, float max) {
+    float sums[LANES] = {0};
+    int32_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int32_t l = 0; l < LANES; l++) {
+            float d = z[i + l] - max;
+            sums[l] += d <= 0.0f ? exp_nonpositive(d) : 0.0f;
+        }
+    double sum = 0.0;
+    for (; i < n; i++) sum += z[i] <= max ? exp_nonpositive(z[i] - max) : 0.0f;
+    for (int32_t l = 0; l < LANES; l++) sum += sums[l];
+    return max + (float)log(sum);
+}
+
+/* Insert position i into the descending list of `found` < or == k positions; returns the new length. */
+static int32_t insert(const float *z, int32_t i, int32_t k, int32_t *best, int32_t found) {
+    int32_t at = found < k ? found : k - 1;
+    while (at > 0 && z[i] > z[best[at - 1]]) {
+        best[at] = best[at - 1];
+        at--;
+    }
+    best[at] = i;
+    return found < k ? found + 1 : k;
+}
+
+/* Positions of the k largest, best first, ties by lower position; returns how many are above -infinity. */
+static int32_t select_largest(const float *z, int32_t n, int32_t k, int32_t *best) {
+    int32_t found = 0;
+    float bar = -INFINITY; /* what a value must exceed to enter */
+    for (int32_t start = 0; start < n; start += LANES) {
+        int32_t end = start + LANES < n ? start + LANES : n;
+        bool any = false;
+        for (int32_t i = start; i < end; i++) any |= z[i] > bar;
+        if (!any) continue;
+        for (int32_t i = start; i < end; i++) {
+            if (!(z[i] > bar)) continue;
+            found = insert(z, i, k, best, found);
+            if (found == k) bar = z[best[k - 1]];
+        }
+    }
+    return found;
+}
+
+void e3_topk(const float *logits, const int32_t *d2t, int32_t n, int32_t k, float *work, int32_t *ids, float *logps) {
+    const float *z = logits;
+    if (d2t) {
+        for (int32_t i = 0; i < n; i++) work[i] = logits[d2t[i]];
+        z = work;
+    }
+    int32_t found = select_largest(z, n, k, ids);
+    float total = found ? log_sum_exp(z, n, z[ids[0]]) : 0.0f;
+    for (int32_t i = 0; i < k; i++) {
+        logps[i] = i < found ? z[ids[i]] - total : -INFINITY;
+        ids[i] = i >= found ? -1 : d2t ? d2t[ids[i]] : ids[i];
+    }
+}
+
+int32_t e3_argmax(const float *logits, int32_t n) {
+    float best = max_of(logits, n);
+    for (int32_t i = 0; i < n; i++)
+        if (logits[i] == best) return i;
+    return 0;
+}
+
+void e3_gather(const float *rows, const int32_t *index, int32_t n, size_t width, float *out) {
+    for (int32_t i = 0; i < n; i++) memcpy(out + (size_t)i * width, rows + (size_t)index[i] * width, width * sizeof *out);
+}

@@ -1,0 +1,96 @@
+"""The command line in this process, with a fake engine and a scripted stdin."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine, Terminal
+
+from eagle3_cli.__main__ import run
+
+ROOT = Path(__file__).parents[2]
+FAKE = Path(__file__).with_name("fake_engine.py")
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class Program:
+    """`eagle3(*args)` runs the command line; `script` is what the engine will say, `engines` what was loaded."""
+
+    monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str]
+    script: list[Any] = field(default_factory=lambda: [["Hello", " world"]])
+    engines: list[FakeEngine] = field(default_factory=list)
+    load_error: BaseException | None = None
+
+    def load(self, pair: Any, runtime: Any, progress: Callable[[str, float], None] | None = None) -> FakeEngine:
+        if progress:
+            progress("target", 0.5)
+        if self.load_error:
+            raise self.load_error
+        self.engines.append(FakeEngine(self.script, pair, runtime))
+        return self.engines[-1]
+
+    @property
+    def engine(self) -> FakeEngine:
+        return self.engines[-1]
+
+    def __call__(self, *args: str, stdin: bytes | io.TextIOBase | None = None) -> Result:
+        """stdin: None is a terminal, bytes are piped in."""
+        stream: Any = Terminal() if stdin is None else stdin
+        if isinstance(stdin, bytes):
+            stream = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
+        self.monkeypatch.setattr(sys, "stdin", stream)
+        code = run(args)
+        out, err = self.capsys.readouterr()
+        return Result(code, out, err)
+
+
+@pytest.fixture
+def eagle3(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
+    for name in [name for name in os.environ if name.startswith("EAGLE3_")]:
+        monkeypatch.delenv(name)
+    program = Program(monkeypatch, capsys)
+    monkeypatch.setattr("eagle3_cli.engine.load_engine", program.load)
+    monkeypatch.setattr("eagle3_cli.demo.demo_target", lambda: Path("demo-target.gguf"))
+    monkeypatch.setattr("eagle3_cli.demo.demo_drafter", lambda: Path("demo-drafter.gguf"))
+    return program
+
+
+@pytest.fixture
+def command() -> Callable[..., list[str]]:
+    """The argument list of a real process: `command('[["Hi"]]', "generate", "x")`."""
+    return lambda script, *args: [sys.executable, str(FAKE), script, *args]
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("EAGLE3_")}
+    return {**plain, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+
+
+@pytest.fixture
+def process(command: Callable[..., list[str]], environment: dict[str, str]) -> Callable[..., Any]:
+    """Run a real process to its end: `process(script, *args, input=b"...")`."""
+
+    def run_it(script: str, *args: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+        settings = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 60, "env": environment, **options}
+        if "input" in options:
+            settings.pop("stdin")
+        return subprocess.run(command(script, *args), **settings)
+
+    return run_it

@@ -1,0 +1,129 @@
+"""A scriptable engine: says what it is told, remembers what it was asked.
+
+In process the `eagle3` fixture puts it in place of `load_engine`.  For tests that need a real process, terminal or
+pipe: `python fake_engine.py SCRIPT ARG...` runs the command line with it; SCRIPT is a JSON list.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from eagle3_cli.engine.types import Piece, Statistics
+
+FOREVER = "<forever>"  # a script item: " word" every few milliseconds, until closed
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@dataclass
+class FakeEngine:
+    """Token ids of a text are its UTF-8 bytes.  script: per answer a list of texts, exceptions or callables."""
+
+    script: list[Any]
+    pair: Any = None
+    runtime: Any = None
+    prompts: list[str] = field(default_factory=list)
+    sampling: Any = None
+    limits: Any = None
+    closed: bool = False
+    answers_closed: int = 0
+    statistics: Statistics = field(default_factory=Statistics)
+
+    notes: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        tree = self.pair.tree(on_gpu=False)
+        return {
+            "target": str(self.pair.target),
+            "draft": str(self.pair.draft),
+            "ctx_size": self.runtime.ctx_size,
+            "batch_size": self.runtime.batch,
+            "threads": self.runtime.threads,
+            "draft_threads": self.runtime.draft_threads,
+            "gpu_layers": self.runtime.gpu_layers,
+            "device": self.runtime.device,
+            "draft_depth": tree.depth,
+            "draft_width": tree.width,
+            "draft_tokens": tree.nodes,
+        }
+
+    def effective(self, sampling: Any) -> Any:
+        return sampling if sampling.seed is not None else replace(sampling, seed=7)
+
+    def tokenize(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def render(self, messages: list[dict[str, str]]) -> list[int]:
+        return list("".join(f"<{m['role']}>{m['content']}" for m in messages).encode())
+
+    def stream(self, prompt: list[int], sampling: Any, limits: Any) -> Iterator[Piece]:
+        self.prompts.append(bytes(prompt).decode())
+        self.sampling, self.limits = sampling, limits
+        self.statistics = Statistics(
+            enabled=self.pair.draft is not None, reason=self.pair.no_draft, prompt_tokens=len(prompt), prefill_s=0.5
+        )
+        return self._answer(self.script.pop(0) if self.script else ["ok"])
+
+    def _answer(self, items: list[Any]) -> Iterator[Piece]:
+        try:
+            for item in self._expanded(items):
+                if isinstance(item, BaseException):
+                    raise item
+                if callable(item):
+                    item()
+                    continue
+                self._count()
+                yield Piece(item, 100 + self.statistics.completion_tokens)
+            yield Piece("", None, finish_reason="stop")
+        finally:
+            self.answers_closed += 1
+
+    def _expanded(self, items: list[Any]) -> Iterator[Any]:
+        for item in items:
+            while item == FOREVER:
+                time.sleep(0.005)
+                yield " word"
+            yield item
+
+    def _count(self) -> None:
+        s = self.statistics
+        s.completion_tokens += 1
+        s.rounds, s.round_tokens, s.drafted, s.accepted, s.decode_s = 1, s.completion_tokens, 4, 3, 0.25
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def main(script: str, args: list[str]) -> None:
+    """Run the command line in this process with a fake pair and a fake engine."""
+    import types
+
+    import eagle3_cli
+    from eagle3_cli import __main__ as program
+    from eagle3_cli import demo
+
+    stub: Any = types.ModuleType("eagle3_cli.engine")  # in place of the real package: it need not load llama.cpp
+    stub.__path__ = [str(Path(eagle3_cli.__file__).parent / "engine")]
+    stub.load_engine = lambda pair, runtime, progress=None: FakeEngine(json.loads(script), pair, runtime)
+    sys.modules["eagle3_cli.engine"] = stub
+    demo.demo_target = lambda: Path("demo-target.gguf")
+    demo.demo_drafter = lambda: Path("demo-drafter.gguf")
+    sys.argv = ["eagle3", *args]
+    program.main()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
