@@ -31,7 +31,9 @@ _SCALARS: dict[int, tuple[str, Any]] = {
     12: ("f64", ctypes.c_double),
 }
 _STRING, _ARRAY = 8, 9
-_I64 = 27  # enum ggml_type
+_F32, _I64 = 0, 27  # enum ggml_type
+_NOT_FOR_MATRICES = {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}  # no kernel multiplies these
+_MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
 
 
 class _InitParams(ctypes.Structure):
@@ -128,14 +130,19 @@ class GgufFile:
         return [_tensor_name(self._gguf, i).decode("utf-8", "replace") for i in range(_n_tensors(self._gguf))]
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Shape of a tensor in ggml's order (row length first), 1s at the end dropped; None if absent."""
+        """Shape of a tensor in ggml's order (row length first), at least two numbers; None if absent."""
         i = _find_tensor(self._gguf, name.encode())
         if i < 0:
             return None
         ne = list(_tensor_ne(self._gguf, i)[:4])
-        while len(ne) > 1 and ne[-1] == 1:
+        while len(ne) > 2 and ne[-1] == 1:
             ne.pop()
         return tuple(ne)
+
+    def type(self, name: str) -> int | None:
+        """ggml type of a tensor; None if absent."""
+        i = _find_tensor(self._gguf, name.encode())
+        return None if i < 0 else int(_tensor_type(self._gguf, i))
 
     def int64(self, name: str) -> np.ndarray:
         """The values of an I64 tensor."""
@@ -167,7 +174,7 @@ class DrafterInfo:
     aux_layers     the three target layers whose *inputs* it reads (llama.cpp's convention)
     target_width   Ht, floats of one hidden state of the target
     width          H, floats of one fused feature
-    d2t            int32 [Vd] absolute target ids that the head scores, ascending or not; None for all of them
+    d2t            int64 [Vd] absolute target ids that the head scores, ascending or not; None for all of them
     """
 
     path: Path
@@ -196,6 +203,9 @@ def check_target(path: Path) -> None:
             raise FileError(f"{path}: is an EAGLE-3 drafter, but was given as the target.", "Give it as --draft.")
         if not file.strings("tokenizer.ggml.tokens"):
             raise FileError(f"{path}: has no vocabulary (tokenizer.ggml.tokens).", _AGAIN)
+        layers = file.need(f"{arch}.block_count", int)
+        if not 1 <= layers <= _MOST_LAYERS:
+            raise FileError(f"{path}: expected {arch}.block_count from 1 to {_MOST_LAYERS}, got {layers}.", _AGAIN)
 
 
 def _drafter_info(draft: GgufFile) -> DrafterInfo:
@@ -206,8 +216,8 @@ def _drafter_info(draft: GgufFile) -> DrafterInfo:
             "Convert a drafter checkpoint with `eagle3 convert`, or leave --draft out and give --no-draft.",
         )
     layers = draft.need("eagle3.target_layers", list)
-    if len(layers) != 3 or not all(isinstance(layer, int) and layer >= 1 for layer in layers):
-        raise FileError(f"{draft.path}: expected three eagle3.target_layers of at least 1, got {layers}.", _AGAIN)
+    if len(set(layers)) != 3 or len(layers) != 3 or not all(isinstance(i, int) and i >= 1 for i in layers):
+        raise FileError(f"{draft.path}: expected three different eagle3.target_layers from 1 on, got {layers}.", _AGAIN)
     blocks = draft.need("eagle3.block_count", int)
     if blocks != 1:
         raise FileError(f"{draft.path}: expected one decoder layer, got eagle3.block_count {blocks}.")
@@ -218,7 +228,10 @@ def _drafter_info(draft: GgufFile) -> DrafterInfo:
         raise FileError(
             f"{draft.path}: expected fc.weight [{3 * target_width}, {width}], got {draft.shape('fc.weight')}.", _AGAIN
         )
-    d2t = draft.int64("d2t").astype(np.int32) if draft.shape("d2t") else None
+    _check_types(draft)
+    d2t = draft.int64("d2t") if draft.shape("d2t") else None
+    if d2t is not None and not len(d2t):
+        raise FileError(f"{draft.path}: its d2t is empty; expected at least one token.", _AGAIN)
     return DrafterInfo(draft.path, (layers[0], layers[1], layers[2]), target_width, width, d2t)
 
 
@@ -232,6 +245,26 @@ def _check_heads(draft: GgufFile) -> None:
     key, value = draft.get("eagle3.attention.key_length"), draft.get("eagle3.attention.value_length")
     if key != value:
         raise FileError(f"{draft.path}: expected keys as long as values, got {key} and {value}.", _AGAIN)
+    head = draft.need("eagle3.embedding_length", int) // heads if key is None else key
+    rotated = draft.get("eagle3.rope.dimension_count")
+    rotated = head if rotated is None else rotated
+    if not isinstance(rotated, int) or rotated % 2 or not 2 <= rotated <= head:
+        raise FileError(
+            f"{draft.path}: expected an even eagle3.rope.dimension_count from 2 to {head}, got {rotated}.", _AGAIN
+        )
+
+
+def _check_types(draft: GgufFile) -> None:
+    """llama.cpp loads these and dies in the first pass."""
+    for name in draft.names():
+        kind = draft.type(name)
+        if ("norm" in name or "rope_freqs" in name) and kind != _F32:
+            raise FileError(f"{draft.path}: expected {name} as F32, got ggml type {kind}.", _AGAIN)
+        if name != "d2t" and kind in _NOT_FOR_MATRICES:
+            raise FileError(
+                f"{draft.path}: expected {name} in a floating-point or quantised type, got {_NOT_FOR_MATRICES[kind]}.",
+                _AGAIN,
+            )
 
 
 def _check_pair(draft: GgufFile, info: DrafterInfo, target: GgufFile) -> None:

@@ -12,6 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,25 @@ _PROCESS_ERRORS = {
 }
 
 
+@dataclass(frozen=True)
+class ContextSettings:
+    """What a context is made of.
+
+    cells       KV cells, shared by all sequences
+    rows        largest batch, computed as one ubatch
+    sequences   1 to 256
+    flash_attention, type_k, type_v   llama.cpp's numbers for them
+    """
+
+    cells: int
+    rows: int
+    sequences: int
+    threads: int
+    flash_attention: int = -1
+    type_k: int = 1
+    type_v: int = 1
+
+
 class Context:
     """One llama_context with a unified KV cache, and the batch that feeds it.
 
@@ -281,22 +301,16 @@ class Context:
     """
 
     def __init__(
-        self,
-        model: Model,
-        name: str,
-        cells: int,
-        rows: int,
-        sequences: int,
-        threads: int,
-        capture: Any = None,
-        other: Context | None = None,
+        self, model: Model, name: str, settings: ContextSettings, capture: Any = None, other: Context | None = None
     ) -> None:
-        """cells: KV cells shared by all sequences.  rows: largest batch, computed as one ubatch.
-        other: the target's context, for a drafter that borrows its embeddings or head."""
+        """other: the target's context, for a drafter that borrows its embeddings or head."""
         params = lib.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = cells, rows, rows
-        params.n_seq_max, params.kv_unified, params.swa_full = sequences, True, True
-        params.n_threads = params.n_threads_batch = threads
+        params.n_ctx = max(settings.cells, settings.rows, settings.sequences)  # it asserts that a batch fits
+        params.n_batch = params.n_ubatch = settings.rows
+        params.n_seq_max, params.kv_unified, params.swa_full = settings.sequences, True, True
+        params.n_threads = params.n_threads_batch = settings.threads
+        params.flash_attn_type = settings.flash_attention
+        params.type_k, params.type_v = settings.type_k, settings.type_v
         params.no_perf = True
         if capture is not None:
             params.cb_eval = ctypes.cast(capture.callback, lib.ggml_backend_sched_eval_callback)
@@ -307,13 +321,14 @@ class Context:
         _log.clear()
         self.handle: Any = lib.llama_init_from_model(model.handle, params)
         if not self.handle:
+            reason = recent_log() or "no reason given"
             raise LlamaError(
-                f"{name}: llama.cpp could not make a context of {cells} cells: {recent_log() or 'no reason given'}.",
+                f"{name}: llama.cpp could not make a context of {settings.cells} cells: {reason}.",
                 "Try a smaller --ctx-size.",
             )
         self.n_vocab = model.n_vocab
-        self.rows = min(rows, int(lib.llama_n_batch(self.handle)))  # no larger than the context
-        self.cells = min(cells, int(lib.llama_n_ctx(self.handle)))  # llama.cpp rounds up
+        self.rows = settings.rows
+        self.cells = settings.cells
         self.memory = lib.llama_get_memory(self.handle)
         self.batch = lib.llama_batch_ext_init(self.handle)
 

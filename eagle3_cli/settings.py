@@ -7,12 +7,15 @@ Defaults of the samplers are llama.cpp's own.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from .errors import OptionError
 
+CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2}  # ggml_type
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ: a context with more cannot be made
 
 
@@ -20,6 +23,11 @@ def _check(flag: str, value: float, low: float, high: float = math.inf) -> None:
     if not (low <= value <= high):  # also catches NaN
         span = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
         raise OptionError(f"{flag}: expected a value {span}, got {value:g}.")
+
+
+def _check_name(flag: str, value: str, allowed: Collection[str]) -> None:
+    if value not in allowed:
+        raise OptionError(f"{flag}: expected one of {', '.join(allowed)}, got {value}.")
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,8 @@ class RuntimeSettings:
     threads     0 is the number of physical cores
     gpu_layers  layers of each model on the GPU; None is all of them where there is a GPU
     device      auto, cpu, cuda or metal
+    flash_attn  auto, on or off, for the target
+    cache_type_k, cache_type_v   types of the target's KV cache
     """
 
     ctx_size: int = 0
@@ -109,6 +119,9 @@ class RuntimeSettings:
     draft_threads: int = 0
     gpu_layers: int | None = None
     device: str = "auto"
+    flash_attn: str = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
 
     def __post_init__(self) -> None:
         _check("--ctx-size", self.ctx_size, 0, 2**24)
@@ -117,8 +130,14 @@ class RuntimeSettings:
         _check("--draft-threads", self.draft_threads, 0, 512)
         if self.gpu_layers is not None:
             _check("--gpu-layers", self.gpu_layers, -1, 100_000)
-        if self.device not in ("auto", "cpu", "cuda", "metal"):
-            raise OptionError(f"--device: expected auto, cpu, cuda or metal, got {self.device}.")
+        _check_name("--device", self.device, ("auto", "cpu", "cuda", "metal"))
+        _check_name("--flash-attn", self.flash_attn, FLASH_ATTENTION)
+        _check_name("--cache-type-k", self.cache_type_k, CACHE_TYPES)
+        _check_name("--cache-type-v", self.cache_type_v, CACHE_TYPES)
+        if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
+            raise OptionError(
+                f"--cache-type-v {self.cache_type_v}: needs flash attention, which --flash-attn off forbids."
+            )
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,11 @@ static void release(Array *a) {
 
 static Py_ssize_t length(const Array *a) { return a->held ? a->view.len / a->view.itemsize : 0; }
 
+static bool require(bool holds, const char *message) {
+    if (!holds) PyErr_SetString(PyExc_ValueError, message);
+    return holds;
+}
+
 /* Take a C-contiguous array of items 'i' (int32), 'b' (int8) or 'f' (float32).  None leaves it empty. */
 static bool take(PyObject *object, const char *name, char item, bool writable, Array *a) {
     a->held = false;
@@ -36,11 +41,6 @@ static bool take(PyObject *object, const char *name, char item, bool writable, A
     PyErr_Format(PyExc_TypeError, "%s: expected an array of '%c', got '%s'", name, item, format);
     release(a);
     return false;
-}
-
-static bool require(bool holds, const char *message) {
-    if (!holds) PyErr_SetString(PyExc_ValueError, message);
-    return holds;
 }
 
 /* --- bind ------------------------------------------------------------------------------------------ */
@@ -164,7 +164,8 @@ static PyObject *topk(PyObject *self, PyObject *args) {
               take(logps, "logps", 'f', true, &out_logps) && require(k > 0, "k: expected at least 1") &&
               require(n > 0 && n <= stride && n <= INT32_MAX, "n: expected 1 to stride candidates") &&
               require(!index.held || length(&index) == n, "d2t: expected n candidates") &&
-              require(length(&out_ids) == length(&out_logps) && length(&out_ids) % k == 0, "ids, logps: expected [rows, k]");
+              require(out_ids.held && out_logps.held && length(&out_ids) == length(&out_logps) && length(&out_ids) % k == 0,
+                      "ids, logps: expected [rows, k]");
     const int32_t *candidates = index.held ? index.view.buf : NULL;
     for (Py_ssize_t i = 0; ok && candidates && i < n; i++)
         ok = require(candidates[i] >= 0 && candidates[i] < stride, "d2t: expected positions inside a row");
@@ -215,6 +216,7 @@ static PyObject *gather(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OOO", objects, objects + 1, objects + 2)) return NULL;
     bool ok = take(objects[0], "rows", 'f', false, &rows) && take(objects[1], "index", 'i', false, &index) &&
               take(objects[2], "out", 'f', true, &out);
+    ok = ok && require(rows.held && index.held && out.held, "rows, index, out: expected arrays");
     Py_ssize_t m = length(&index), width = m ? length(&out) / m : 0;
     ok = ok && require(m == 0 || (width > 0 && m * width == length(&out)), "out: expected one row per index") &&
          require(m == 0 || length(&rows) % width == 0, "rows: expected rows as wide as out");

@@ -94,6 +94,9 @@ def runtime_settings(flags: Flags) -> RuntimeSettings:
         draft_threads=flags["draft_threads"],
         gpu_layers=None if layers == -1 else layers,
         device=flags["device"],
+        flash_attn=flags["flash_attn"],
+        cache_type_k=flags["cache_type_k"],
+        cache_type_v=flags["cache_type_v"],
     )
 
 

@@ -82,10 +82,13 @@ def convert(console: Console, source: Path, **flags: Any) -> None:
 def describe(report: Report, dry_run: bool) -> str:
     """The report for people: the tensor table on a dry run, then what was made of what."""
     lines = table(report.as_dict()["tensors"]) if dry_run else []
-    layers = ", ".join(str(layer) for layer in report.aux_layers)
-    what = f"{report.family}, {report.outtype}, inputs of layers {layers}, {report.size / 1e6:.1f} MB"
+    what = f"{report.family} checkpoint, {report.outtype}, {report.size / 1e6:.1f} MB"
     lines.append(f"would write: {what}" if dry_run else f"{report.output}: {what}")
-    return "".join(line + "\n" for line in [*lines, *(f"note: {note}" for note in report.notes)])
+    lines.append(f"aux layers: inputs of {', '.join(map(str, report.aux_layers))} ({report.aux_layers_how})")
+    lines.append(f"embeddings: {report.embeddings}; head: {report.head}; draft vocabulary: {report.d2t}")
+    lines.append(f"rope: {report.rope}")
+    lines += [f"note: {note}" for note in report.notes]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def table(rows: Sequence[Any]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from ..prompt import clean
-from ..settings import RuntimeSettings, SamplingSettings
+from ..settings import CACHE_TYPES, FLASH_ATTENTION, RuntimeSettings, SamplingSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
@@ -111,6 +111,12 @@ runtime_options: Decorator[Any] = together(
     option(RUN, "--gpu-layers", "-ngl", type=int, metavar="N",
            help="Layers of each model on the GPU; -1, the default, is all where there is one."),
     option(RUN, "--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Where to run."),
+    option(RUN, "--flash-attn", "-fa", type=click.Choice(list(FLASH_ATTENTION)), default="auto", show_default=True,
+           help="Flash attention of the target."),
+    option(RUN, "--cache-type-k", "-ctk", type=click.Choice(list(CACHE_TYPES)), default="f16", show_default=True,
+           help="Type of the target's cached keys."),
+    option(RUN, "--cache-type-v", "-ctv", type=click.Choice(list(CACHE_TYPES)), default="f16", show_default=True,
+           help="Type of the target's cached values."),
 )  # fmt: skip
 
 LIMITS = "The answer's end"

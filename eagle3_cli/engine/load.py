@@ -6,12 +6,23 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+import numpy as np
+
 from .. import _native
 from ..errors import FileError
 from ..gguf_file import DrafterInfo, check_target, read_drafter
-from ..llama import Context, Model, choose_devices, physical_cores, render_chat
+from ..llama import Context, ContextSettings, Model, choose_devices, physical_cores, render_chat
 from ..probe import AMX_NOTE, amx_crashes
-from ..settings import MAX_SEQUENCES, Limits, PairSettings, RuntimeSettings, SamplingSettings, TreeShape
+from ..settings import (
+    CACHE_TYPES,
+    FLASH_ATTENTION,
+    MAX_SEQUENCES,
+    Limits,
+    PairSettings,
+    RuntimeSettings,
+    SamplingSettings,
+    TreeShape,
+)
 from .drafter import Eagle3Drafter
 from .loop import Decoder
 from .sampler import with_seed
@@ -145,7 +156,18 @@ class _Loader:
         if info:
             names = [f"l_out-{layer - 1}" for layer in info.aux_layers]
             capture = _native.Capture(names, model.n_embd, rows)
-        return Target(self._own(Context(model, "target", cells, rows, sequences, self._threads(), capture)))
+        settings = ContextSettings(
+            cells,
+            rows,
+            sequences,
+            self._threads(),
+            FLASH_ATTENTION[self.runtime.flash_attn],
+            CACHE_TYPES[self.runtime.cache_type_k],
+            CACHE_TYPES[self.runtime.cache_type_v],
+        )
+        # llama.cpp computes the last layer's output only for rows that ask for logits
+        every_row = info is not None and max(info.aux_layers) == model.n_layer
+        return Target(self._own(Context(model, "target", settings, capture)), every_row)
 
     def _drafter(self, info: DrafterInfo, target: Target, shape: TreeShape) -> Eagle3Drafter:
         model = self._model("drafter", info.path)
@@ -153,12 +175,13 @@ class _Loader:
         cells = target.context.cells + shape.width * shape.depth
         threads = self.runtime.draft_threads or self._threads()
         fused = _native.Capture(["fc_out"], info.width, rows)
-        encoder = Context(model, "drafter's encoder", rows, rows, 1, threads, fused, target.context)
-        self._own(encoder)
+        settings = ContextSettings(rows, rows, 1, threads)
+        encoder = self._own(Context(model, "drafter's encoder", settings, fused, target.context))
         outputs = _native.Capture(["eagle3_prenorm-0"], info.width, rows)
-        decoder = Context(model, "drafter", cells, rows, 2 * shape.width, threads, outputs, target.context)
-        self._own(decoder)
-        return Eagle3Drafter(encoder, decoder, info.d2t, info.width)
+        settings = ContextSettings(cells, rows, 2 * shape.width, threads)
+        decoder = self._own(Context(model, "drafter", settings, outputs, target.context))
+        d2t = None if info.d2t is None else info.d2t.astype(np.int32)
+        return Eagle3Drafter(encoder, decoder, d2t, info.width)
 
     def _settings(self, pair: PairSettings, shape: TreeShape | None, target: Target, backend: str) -> dict[str, Any]:
         return {
@@ -171,6 +194,9 @@ class _Loader:
             "device": backend,
             "gpu_layers": self.layers,
             "repack": self.repack,
+            "flash_attn": self.runtime.flash_attn,
+            "cache_type_k": self.runtime.cache_type_k,
+            "cache_type_v": self.runtime.cache_type_v,
             "draft_depth": shape.depth if shape else None,
             "draft_width": shape.width if shape else None,
             "draft_tokens": shape.nodes if shape else None,

@@ -74,7 +74,11 @@ class Decoder:
             same += 1
         self.truncate(same)
         keep = len(self.committed)
-        self.target.prefill(prompt[keep:], self.commit)
+        try:
+            self.target.prefill(prompt[keep:], self.commit)
+        except BaseException:
+            self.truncate(len(self.committed))
+            raise
         return keep
 
     def logits_after(self, tokens: Sequence[int]) -> Any:

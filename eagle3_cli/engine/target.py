@@ -22,8 +22,10 @@ NO_FEATURES = np.zeros((0, 0), np.float32)
 class Target:
     """`past` counts the committed tokens: positions 0..past-1 of sequence 0, and nothing else between rounds."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, every_row: bool = False) -> None:
+        """every_row: the features exist only for rows that ask for logits, so every row of a prompt must."""
         self.context = context
+        self._every_row = every_row
         self.past = 0
         self._captures = context.capture is not None
         self._row = 0  # batch row of the logits after the newest committed token
@@ -35,8 +37,8 @@ class Target:
         Leaves the logits after the last token for `logits_row(ROOT)`."""
         for start in range(0, len(tokens), self.context.rows):
             chunk = tokens[start : start + self.context.rows]
-            outputs = np.zeros(len(chunk), np.int8)
-            outputs[-1] = start + len(chunk) == len(tokens)
+            outputs = np.full(len(chunk), self._every_row, np.int8)
+            outputs[-1] |= start + len(chunk) == len(tokens)
             pos = np.arange(self.past, self.past + len(chunk), dtype=np.int32)
             self.context.process(DECODE, pos, np.array(chunk, np.int32), outputs=outputs)
             self.past += len(chunk)
@@ -78,8 +80,9 @@ class Target:
         return np.array(row, np.float32)
 
     def _logits(self, node: int) -> int:
-        """Address of the logits after a node.  After a prefill only the last row has logits, after verify all."""
-        row = 0 if node == ROOT else node + 1
+        """Address of the logits after a node.  llama.cpp keeps the rows that asked: after verify all of them, after a
+        prefill the last one alone, unless every row has to ask."""
+        row = self.logits_row(node) if self._row == 0 or self._every_row else 0
         return self.context.logits() + 4 * self.context.n_vocab * row
 
     def commit(self, path: Sequence[int]) -> Features:

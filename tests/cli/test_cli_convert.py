@@ -62,7 +62,13 @@ def test_target_can_come_from_the_variable(eagle3, calls, monkeypatch):
 
 def test_report_says_what_was_made(eagle3, calls):
     out = eagle3("convert", "m", "--target", "t", "-o", "d.gguf").out
-    assert out == "d.gguf: SpecForge, f16, inputs of layers 2, 15, 27, 25.0 MB\nnote: rope_theta is 100000\n"
+    assert out.splitlines() == [
+        "d.gguf: SpecForge checkpoint, f16, 25.0 MB",
+        "aux layers: inputs of 2, 15, 27 (top level)",
+        "embeddings: target; head: own; draft vocabulary: own (d2t)",
+        "rope: none",
+        "note: rope_theta is 100000",
+    ]
 
 
 def test_dry_run_needs_no_output_and_lists_the_tensors(eagle3, calls):
