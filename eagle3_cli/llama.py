@@ -159,6 +159,7 @@ class Model:
         self.n_layer = int(lib.llama_model_n_layer(self.handle))
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(self.handle))
         self._pieces: dict[int, bytes] = {}
+        self._ends: dict[int, bool] = {}
 
     def tokenize(self, text: str, add_special: bool) -> list[int]:
         """Token ids of text; control tokens written out in it are recognised."""
@@ -185,7 +186,9 @@ class Model:
 
     def is_end(self, token: int) -> bool:
         """Does this token end an answer (end of text, of turn, of message)?"""
-        return bool(lib.llama_vocab_is_eog(self.vocab, token))
+        if token not in self._ends:
+            self._ends[token] = bool(lib.llama_vocab_is_eog(self.vocab, token))
+        return self._ends[token]
 
     @property
     def bos(self) -> int:
@@ -318,6 +321,8 @@ class Context:
         if other is not None:
             params.ctx_other = other.handle
         self.name, self.capture, self.seconds = name, capture, 0.0
+        # float32 [capacity, width]: the rows that the last process captured; valid until the next one
+        self.captured: Any = None if capture is None else np.asarray(memoryview(capture))
         _log.clear()
         self.handle: Any = lib.llama_init_from_model(model.handle, params)
         if not self.handle:
@@ -358,7 +363,9 @@ class Context:
 
     def logits(self) -> int:
         """Address of the last batch's logits, float [rows that asked, n_vocab], in batch order."""
+        started = time.perf_counter()
         address = _logits(self.handle)
+        self.seconds += time.perf_counter() - started
         if not address:
             raise LlamaError(f"{self.name}: llama.cpp has no logits for the last batch.")
         return int(address)
@@ -409,8 +416,3 @@ class Context:
             lib.llama_batch_ext_free(self.batch)
             lib.llama_free(self.handle)
             self.handle = None
-
-
-def captured(capture: Any) -> Any:
-    """A float32 view [capacity, width] of a capture's rows; valid until the next process."""
-    return np.asarray(memoryview(capture))

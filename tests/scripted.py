@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from reference import depth_first
+
 from eagle3_cli.engine.tree import ROOT
 from eagle3_cli.engine.types import DraftTree
 from eagle3_cli.settings import TreeShape
@@ -35,16 +37,10 @@ class ScriptedDrafter:
         return past
 
 
-def in_level_order(nodes: list[tuple[int, int, int]]) -> DraftTree:
-    """A tree of (token, parent, depth) in any order in which parents come first; less probable the later listed."""
-    order = sorted(range(len(nodes)), key=lambda i: nodes[i][2])
-    new = {ROOT: ROOT, **{old: i for i, old in enumerate(order)}}
-    return DraftTree(
-        tokens=[nodes[i][0] for i in order],
-        parents=[new[nodes[i][1]] for i in order],
-        depths=[nodes[i][2] for i in order],
-        logps=[-float(nodes[i][2]) - i / 1000 for i in order],
-    )
+def tree_of(nodes: list[tuple[int, int, int]], ranks: Sequence[int] = ()) -> DraftTree:
+    """A tree of (token, parent, depth), parents first; the later listed the less probable, or by the given ranks."""
+    tokens, parents, depths = zip(*nodes, strict=True) if nodes else ((), (), ())
+    return depth_first(DraftTree(tokens, parents, depths, [-float(r) for r in ranks or range(len(nodes))]))
 
 
 def perfect(answer: Sequence[int]) -> Propose:
@@ -59,7 +55,7 @@ def perfect(answer: Sequence[int]) -> Propose:
             nodes += [((token + 1 + i) % 256, parent, depth) for i in range(wrong)]
             nodes.append((token, parent, depth))
             parent = len(nodes) - 1
-        return in_level_order(nodes)
+        return tree_of(nodes)
 
     return propose
 
@@ -69,7 +65,7 @@ def constant(token: int) -> Propose:
 
     def propose(so_far: list[int], shape: TreeShape) -> DraftTree:
         n = min(shape.depth, shape.nodes)
-        return in_level_order([(token, i - 1, i + 1) for i in range(n)])
+        return tree_of([(token, i - 1, i + 1) for i in range(n)])
 
     return propose
 
@@ -94,7 +90,6 @@ def random_trees(answer: Sequence[int], seed: int) -> Propose:
                 nodes.append((token, parent, depth))
         rank = list(range(len(nodes)))
         rng.shuffle(rank)
-        tree = in_level_order(nodes)
-        return DraftTree(tree.tokens, tree.parents, tree.depths, [-float(r) for r in rank])
+        return tree_of(nodes, rank)
 
     return propose

@@ -98,9 +98,8 @@ class Contenders:
     def _server(self, draft_max: int) -> Answer:
         s, ours = self.settings, self.engine.settings
         assert s.against is not None
-        server = Server(
-            ServerSettings(s.against, s.target, s.draft, draft_max, ours["ctx_size"], ours["threads"], ours["repack"])
-        )
+        same = (ours["ctx_size"], ours["threads"], ours["repack"], ours["flash_attn"])
+        server = Server(ServerSettings(s.against, s.target, s.draft, draft_max, *same))
         self._stack.callback(server.close)
 
         def answer(prompt: Sequence[int], temperature: float, seed: int) -> dict[str, Any]:

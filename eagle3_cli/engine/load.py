@@ -115,6 +115,7 @@ class _Loader:
 
     def __init__(self, runtime: RuntimeSettings, devices: list[int], layers: int, progress: Progress | None) -> None:
         self.runtime, self.devices, self.layers, self.progress = runtime, devices, layers, progress
+        self.flash_attention = self._flash_attention()
         self.repack = not amx_crashes()
         self.owned: list[Any] = []
 
@@ -145,6 +146,14 @@ class _Loader:
         progress = (lambda done: report(name, done)) if report else None
         return self._own(Model(path, self.devices, self.layers, self.repack, progress))
 
+    def _flash_attention(self) -> str:
+        """What "auto" means.  llama.cpp's own auto switches it on, but its CPU kernel takes the rows of a batch one by
+        one in half precision: measured 1.4 to 3 times slower for one row and 2 to 7 times for nine (docs/tuning.md).
+        A quantised V cache cannot do without."""
+        if self.runtime.flash_attn != "auto" or self.devices:
+            return self.runtime.flash_attn
+        return "off" if self.runtime.cache_type_v in ("f32", "f16", "bf16") else "on"
+
     def _threads(self) -> int:
         return self.runtime.threads or physical_cores()
 
@@ -161,13 +170,14 @@ class _Loader:
             rows,
             sequences,
             self._threads(),
-            FLASH_ATTENTION[self.runtime.flash_attn],
+            FLASH_ATTENTION[self.flash_attention],
             CACHE_TYPES[self.runtime.cache_type_k],
             CACHE_TYPES[self.runtime.cache_type_v],
         )
         # llama.cpp computes the last layer's output only for rows that ask for logits
         every_row = info is not None and max(info.aux_layers) == model.n_layer
-        return Target(self._own(Context(model, "target", settings, capture)), every_row)
+        in_order = not self.devices and self.flash_attention == "on"
+        return Target(self._own(Context(model, "target", settings, capture)), every_row, in_order)
 
     def _drafter(self, info: DrafterInfo, target: Target, shape: TreeShape) -> Eagle3Drafter:
         model = self._model("drafter", info.path)
@@ -175,10 +185,11 @@ class _Loader:
         cells = target.context.cells + shape.width * shape.depth
         threads = self.runtime.draft_threads or self._threads()
         fused = _native.Capture(["fc_out"], info.width, rows)
-        settings = ContextSettings(rows, rows, 1, threads)
+        flash = FLASH_ATTENTION["auto" if self.devices else "off"]
+        settings = ContextSettings(rows, rows, 1, threads, flash)
         encoder = self._own(Context(model, "drafter's encoder", settings, fused, target.context))
         outputs = _native.Capture(["eagle3_prenorm-0"], info.width, rows)
-        settings = ContextSettings(cells, rows, 2 * shape.width, threads)
+        settings = ContextSettings(cells, rows, 2 * shape.width, threads, flash)
         decoder = self._own(Context(model, "drafter", settings, outputs, target.context))
         d2t = None if info.d2t is None else info.d2t.astype(np.int32)
         return Eagle3Drafter(encoder, decoder, d2t, info.width)
@@ -194,7 +205,7 @@ class _Loader:
             "device": backend,
             "gpu_layers": self.layers,
             "repack": self.repack,
-            "flash_attn": self.runtime.flash_attn,
+            "flash_attn": self.flash_attention,
             "cache_type_k": self.runtime.cache_type_k,
             "cache_type_v": self.runtime.cache_type_v,
             "draft_depth": shape.depth if shape else None,

@@ -107,7 +107,7 @@ class _Answer:
         self.decoder, self.sampler, self.limits, self.most, self.stats = decoder, sampler, limits, most, stats
         self.text = TextStream(decoder.model.piece, limits.stop)
         self.emitted = 0
-        self.pieces_of_round: list[Piece] = []
+        self.ready: list[tuple[str, int | None, str | None]] = []  # of this round: text, token, finish reason
         self.finish_reason: str | None = None
 
     def pieces(self, prompt: Sequence[int]) -> Iterator[Piece]:
@@ -164,7 +164,7 @@ class _Answer:
         """Take an emitted token; does the answer end with it?"""
         if self.decoder.model.is_end(token) and not self.limits.ignore_eos:
             self.finish_reason = "stop"
-            self.pieces_of_round.append(Piece(self.text.finish(), None, finish_reason="stop"))
+            self.ready.append((self.text.finish(), None, "stop"))
             return True
         self.emitted += 1
         text = self.text.push(token)
@@ -173,15 +173,15 @@ class _Answer:
         elif self.emitted >= self.most:
             self.finish_reason = "length"
             text += self.text.finish()
-        self.pieces_of_round.append(Piece(text, token, finish_reason=self.finish_reason))
+        self.ready.append((text, token, self.finish_reason))
         return self.finish_reason is not None
 
     def _release(self, accepted: int) -> Iterator[Piece]:
         """Hand out the round's pieces; the first `accepted` came from the drafter."""
-        pieces, self.pieces_of_round = self.pieces_of_round, []
+        ready, self.ready = self.ready, []
         self.stats.completion_tokens = self.emitted
-        for i, piece in enumerate(pieces):
-            yield Piece(piece.text, piece.token, i < accepted, piece.finish_reason)
+        for i, (text, token, finish_reason) in enumerate(ready):
+            yield Piece(text, token, i < accepted, finish_reason)
 
     def _reset_clocks(self) -> None:
         self.decoder.target.context.seconds = self.sampler.seconds = 0.0

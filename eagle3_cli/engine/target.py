@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import _native
-from ..llama import DECODE, Context, captured
+from ..llama import DECODE, Context
+from ..settings import MAX_SEQUENCES
 from .tree import ROOT, leaf_sequences
 from .types import NO_TREE, DraftTree
 
@@ -17,15 +20,20 @@ Features = Any
 """float32 [rows, 3 * Ht]: the inputs of the three aux layers side by side, one row per position."""
 
 NO_FEATURES = np.zeros((0, 0), np.float32)
+ALL_ASK = np.ones(MAX_SEQUENCES, np.int8)  # output flags of a tree's rows
 
 
 class Target:
     """`past` counts the committed tokens: positions 0..past-1 of sequence 0, and nothing else between rounds."""
 
-    def __init__(self, context: Context, every_row: bool = False) -> None:
-        """every_row: the features exist only for rows that ask for logits, so every row of a prompt must."""
+    def __init__(self, context: Context, every_row: bool = False, in_order: bool = False) -> None:
+        """every_row: the features exist only for rows that ask for logits, so every row of a prompt must.
+        in_order: keep the cells in the order of their positions, as plain decoding leaves them.  Attention adds up in
+        the order of the cells, so where its kernels do not depend on the batch, only this makes logits equal to the
+        last bit (docs/losslessness.md)."""
         self.context = context
         self._every_row = every_row
+        self._in_order = in_order
         self.past = 0
         self._captures = context.capture is not None
         self._row = 0  # batch row of the logits after the newest committed token
@@ -52,19 +60,25 @@ class Target:
         where the target's logits after a node are.  Call `commit` or `truncate` before anything else.
         """
         n = len(tree)
-        pos = np.full(n + 1, self.past, np.int32)
-        tokens = np.full(n + 1, root, np.int32)
         seq_start = seqs = None
         if n:
-            pos[1:] += np.asarray(tree.depths, np.int32)
-            tokens[1:] = tree.tokens
             self._below = leaf_sequences(tree)
-            seq_start = np.cumsum([0, *map(len, self._below)], dtype=np.int32)
-            seqs = np.fromiter((s for row in self._below for s in row), np.int32)
+            self._pad_sequences(n)
+            seq_start = array("i", [0, *itertools.accumulate(map(len, self._below))])
+            seqs = array("i", itertools.chain.from_iterable(self._below))
             for leaf in self._below[0][1:]:
                 self.context.copy(0, leaf)
+        pos = array("i", [self.past, *(self.past + depth for depth in tree.depths)])
+        tokens = array("i", [root, *tree.tokens])
         self._row, self._tree = 0, tree
-        self.context.process(DECODE, pos, tokens, seq_start, seqs, np.ones(n + 1, np.int8))
+        self.context.process(DECODE, pos, tokens, seq_start, seqs, ALL_ASK[: n + 1])
+
+    def _pad_sequences(self, nodes: int) -> None:
+        """Give the root sequences without leaves, so that trees of one size mostly have one number of sequences.
+        llama.cpp then computes with the graph of the last round; building it anew costs about as much as a row."""
+        leaves = len(self._below[0])
+        if leaves > 1:
+            self._below[0] = list(range(min(nodes, -leaves // 4 * -4)))
 
     def logits_row(self, node: int) -> int:
         """Batch row of the logits after a node of the tree in verification, or after the newest token (ROOT)."""
@@ -96,25 +110,25 @@ class Target:
             self._keep_path(first, path, len(tree))
         if not self._captures:
             return NO_FEATURES
-        rows = np.array([0, *(node + 1 for node in path)], np.int32)
-        kept = np.empty((len(rows), captured(self.context.capture).shape[1]), np.float32)
-        _native.gather(self.context.capture, rows, kept)
+        rows = array("i", [0, *(node + 1 for node in path)])
+        kept = np.empty((len(rows), self.context.captured.shape[1]), np.float32)
+        _native.gather(self.context.captured, rows, kept)
         return kept
 
     def _keep_path(self, first: int, path: Sequence[int], nodes: int) -> None:
-        """Make sequence 0 the committed path.  first: the root's position.
-
-        The cells stay in the order of their positions, as plain decoding leaves them: attention adds up in the order
-        of the cells, so only then are its sums the same to the last bit.  The tree is depth first, so a path along
-        first children is in order already; cells behind another child are moved.
-        """
-        in_order = next((i for i, node in enumerate(path) if node != i), len(path))
+        """Make sequence 0 the committed path.  first: the root's position."""
         leaves = self._below[0]
-        if in_order < len(path):
+        ordered = next((i for i, node in enumerate(path) if node != i), len(path))
+        if self._in_order and ordered < len(path):
             leaf = self._below[path[-1] + 1][0]
-            self.context.make_contiguous(leaf, first + 1 + in_order, self.past, scratch=len(leaves))
+            self.context.make_contiguous(leaf, first + 1 + ordered, self.past, scratch=len(leaves))
             return
-        if len(path) < nodes:
+        leaf = self._below[path[-1] + 1 if path else 0][0]
+        if leaf != 0:  # sequence 0 is another leaf: leave it where the paths part, go on with the accepted one
+            fork = first + 1 + sum(self._below[node + 1][0] == 0 for node in path)
+            self.context.remove(0, fork)
+            self.context.copy(leaf, 0, fork, self.past)
+        elif len(path) < nodes:
             self.context.remove(0, self.past)
         if len(leaves) > 1:
             self.context.keep(0)
@@ -126,4 +140,4 @@ class Target:
         self.context.keep(0)
 
     def _features(self, rows: int) -> Features:
-        return captured(self.context.capture)[:rows] if self._captures else NO_FEATURES
+        return self.context.captured[:rows] if self._captures else NO_FEATURES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import platform
 
 import pytest
 from f32_copy import write_f32_copy
@@ -60,11 +61,24 @@ def describe(result):
     return [(d.shape, d.prompt, d.position, round(d.gap, 6)) for d in result.differences]
 
 
-def test_greedy_answers_of_the_quantised_pair_are_those_of_plain_decoding(target):
+def test_greedy_answers_of_the_quantised_pair_are_near_those_of_plain_decoding(target):
     with contenders(target, RuntimeSettings(ctx_size=512), SHAPES) as pair:
-        result = check(pair, PROMPTS[:3], SHAPES, max_tokens=32)
+        result = check(pair, PROMPTS[:2], SHAPES, max_tokens=32)
     assert result.largest_gap < QUANTISED_GAP, describe(result)
-    assert result.match_rate >= 0.5, describe(result)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="measured on x86 kernels only")
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_with_flash_attention_the_quantised_pair_answers_exactly_like_plain_decoding(target, temperature):
+    """The same tokens from the same seed, to the last one, for every shape of tree (docs/losslessness.md)."""
+    runtime, limits = RuntimeSettings(ctx_size=512, flash_attn="on"), Limits(48, ignore_eos=True)
+    sampling = SamplingSettings(temperature, top_p=0.9, seed=7)
+    with contenders(target, runtime, SHAPES) as pair:
+        prompt = pair.engine.render([{"role": "user", "content": PROMPTS[3]}])
+        expected = [piece.token for piece in pair.plain.stream(prompt, sampling, limits)]
+        for shape in SHAPES:
+            pair.engine.decoder.shape = shape
+            assert [piece.token for piece in pair.engine.stream(prompt, sampling, limits)] == expected, shape
 
 
 @pytest.mark.parametrize(
