@@ -35,7 +35,7 @@ slow: $(VENV)/ready
 	$(BIN)/python -m pytest -m slow -v
 
 bench: $(VENV)/ready $(LLAMA_SERVER)
-	$(BIN)/eagle3 bench --against $(LLAMA_SERVER)
+	$(BIN)/eagle3 bench --against $(LLAMA_SERVER) --ctx-size 1024
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

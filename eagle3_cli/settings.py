@@ -97,7 +97,7 @@ class TreeShape:
 
 
 GPU_TREE = TreeShape(depth=8, width=10, nodes=60)
-CPU_TREE = TreeShape(depth=4, width=4, nodes=8)
+CPU_TREE = TreeShape(depth=2, width=2, nodes=3)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .. import _native
-from ..llama import DECODE, ENCODE, Context
+from ..context import DECODE, ENCODE, Context
 from ..settings import TreeShape
 from .target import ALL_ASK, Features
 from .tree import ROOT, Candidates, Children, grow

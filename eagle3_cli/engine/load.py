@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from .. import _native
+from ..context import Context, ContextSettings
 from ..errors import FileError
 from ..gguf_file import DrafterInfo, check_target, read_drafter
-from ..llama import Context, ContextSettings, Model, choose_devices, physical_cores, render_chat
+from ..llama import Model, choose_devices, physical_cores, render_chat
 from ..probe import AMX_NOTE, amx_crashes
 from ..settings import (
     CACHE_TYPES,
@@ -54,7 +55,8 @@ class Engine:
 
     def _new_statistics(self) -> Statistics:
         enabled = self.decoder.drafter is not None and self.decoder.shape.nodes > 0
-        return Statistics(enabled=enabled, reason=self._reason, load_s=self.load_s)
+        reason = None if enabled else self._reason or "--draft-tokens 0"
+        return Statistics(enabled=enabled, reason=reason, load_s=self.load_s)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a raw prompt; BOS in front where the model wants it."""

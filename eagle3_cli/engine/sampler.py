@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ..context import Context
 from ..errors import LlamaError, OptionError
-from ..llama import Context, Model, function, lib
+from ..llama import Model, function, lib
 from ..settings import SamplingSettings
 
 _sample = function("llama_sampler_sample", ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
-from ..llama import DECODE, Context
+from ..context import DECODE, Context
 from ..settings import MAX_SEQUENCES
 from .tree import ROOT, leaf_sequences
 from .types import NO_TREE, DraftTree

@@ -15,7 +15,7 @@ import pytest
 import tiny
 from reference import DrafterReference, TargetReference, grow_fully, path_to, tokens_to
 
-from eagle3_cli import llama
+from eagle3_cli import context as llama_context
 from eagle3_cli.engine import load_engine
 from eagle3_cli.engine.tree import ROOT
 from eagle3_cli.engine.types import DraftTree
@@ -147,9 +147,9 @@ def test_commit_keeps_the_features_and_the_cells_of_the_path(open_engine, tiny_t
 def cells_in_order(context, n: int) -> bool:
     """Do the cells of sequence 0 hold the positions 0..n-1 in this order?  As llama.cpp saves them, cell by cell:
     int32 position, number of sequences, sequence id."""
-    size = llama._state_size(context.handle, 0, 0)
+    size = llama_context._state_size(context.handle, 0, 0)
     state = ctypes.create_string_buffer(size)
-    assert llama._state_get(context.handle, state, size, 0, 0) == size
+    assert llama_context._state_get(context.handle, state, size, 0, 0) == size
     return np.array([[i, 1, 0] for i in range(n)], np.int32).tobytes() in state.raw
 
 
@@ -164,7 +164,7 @@ def test_cells_lie_in_the_order_of_their_positions_like_those_of_plain_decoding(
     in_order = {}
     for move in ("as it is", "not at all"):
         if move == "not at all":
-            monkeypatch.setattr("eagle3_cli.llama.Context.make_contiguous", move_nothing)
+            monkeypatch.setattr("eagle3_cli.context.Context.make_contiguous", move_nothing)
         for leaf in range(ROOT, len(TREE)):
             target = (engine := open_engine("random", flash_attn="on")).decoder.target
             engine.decoder.prefill(PROMPT)

@@ -487,11 +487,11 @@ INTERRUPTED = [
     ("eagle3_cli.engine.drafter.Eagle3Drafter.extend", 3),
     ("eagle3_cli.engine.drafter._Growth._process", 3),
     ("eagle3_cli.engine.drafter._Growth._children", 4),
-    ("eagle3_cli.llama.Context.process", 1),
-    ("eagle3_cli.llama.Context.process", 2),
-    ("eagle3_cli.llama.Context.process", 4),
-    ("eagle3_cli.llama.Context.process", 9),
-    ("eagle3_cli.llama.Context.keep", 3),
+    ("eagle3_cli.context.Context.process", 1),
+    ("eagle3_cli.context.Context.process", 2),
+    ("eagle3_cli.context.Context.process", 4),
+    ("eagle3_cli.context.Context.process", 9),
+    ("eagle3_cli.context.Context.keep", 3),
     ("eagle3_cli.engine.target._native.gather", 2),
 ]
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from eagle3_cli import _native
+from eagle3_cli.context import DECODE, Context, ContextSettings
 from eagle3_cli.errors import LlamaError
-from eagle3_cli.llama import DECODE, Context, ContextSettings, Model, function
+from eagle3_cli.llama import Model, function
 
 
 def captured(capture):

@@ -1,0 +1,176 @@
+"""A llama.cpp context: one KV cache, the batch that feeds it, and what is done with sequences of cells."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import _native
+from .errors import LlamaError
+from .llama import Model, forget_log, function, lib, recent_log
+
+ENCODE, DECODE = 0, 1  # enum llama_process_type
+
+_logits = function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)
+_process = function("llama_process", ctypes.c_int32, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+_seq_rm = function("llama_memory_seq_rm", ctypes.c_bool, ctypes.c_void_p, *[ctypes.c_int32] * 3)
+_seq_cp = function("llama_memory_seq_cp", None, ctypes.c_void_p, *[ctypes.c_int32] * 4)
+_seq_keep = function("llama_memory_seq_keep", None, ctypes.c_void_p, ctypes.c_int32)
+_STATE_SEQ = (ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32)
+_STATE_DATA = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int32, ctypes.c_uint32)
+_state_size = function("llama_state_seq_get_size_ext", ctypes.c_size_t, *_STATE_SEQ)
+_state_get = function("llama_state_seq_get_data_ext", ctypes.c_size_t, *_STATE_DATA)
+_state_set = function("llama_state_seq_set_data_ext", ctypes.c_size_t, *_STATE_DATA)
+_EVERY_SEQUENCE = -1
+
+_PROCESS_ERRORS = {
+    1: "found no room in the KV cache",
+    2: "was aborted",
+    -1: "refused the batch",
+    -2: "could not allocate or compute",
+}
+
+
+@dataclass(frozen=True)
+class ContextSettings:
+    """What a context is made of.
+
+    cells       KV cells, shared by all sequences
+    rows        largest batch, computed as one ubatch
+    sequences   1 to 256
+    flash_attention, type_k, type_v   llama.cpp's numbers for them
+    """
+
+    cells: int
+    rows: int
+    sequences: int
+    threads: int
+    flash_attention: int = -1
+    type_k: int = 1
+    type_v: int = 1
+
+
+class Context:
+    """One llama_context with a unified KV cache, and the batch that feeds it.
+
+    `seconds` adds up the time spent inside llama.cpp since it was last set to 0.  The capture, if any, is
+    checked after every process: all of its tensors must have been seen for every row.
+    """
+
+    def __init__(
+        self, model: Model, name: str, settings: ContextSettings, capture: Any = None, other: Context | None = None
+    ) -> None:
+        """other: the target's context, for a drafter that borrows its embeddings or head."""
+        params = lib.llama_context_default_params()
+        params.n_ctx = max(settings.cells, settings.rows, settings.sequences)  # it asserts that a batch fits
+        params.n_batch = params.n_ubatch = settings.rows
+        params.n_seq_max, params.kv_unified, params.swa_full = settings.sequences, True, True
+        params.n_threads = params.n_threads_batch = settings.threads
+        params.flash_attn_type = settings.flash_attention
+        params.type_k, params.type_v = settings.type_k, settings.type_v
+        params.no_perf = True
+        if capture is not None:
+            params.cb_eval = ctypes.cast(capture.callback, lib.ggml_backend_sched_eval_callback)
+            params.cb_eval_user_data = capture.user_data
+        if other is not None:
+            params.ctx_other = other.handle
+        self.name, self.capture, self.seconds = name, capture, 0.0
+        # float32 [capacity, width]: the rows that the last process captured; valid until the next one
+        self.captured: Any = None if capture is None else np.asarray(memoryview(capture))
+        forget_log()
+        self.handle: Any = lib.llama_init_from_model(model.handle, params)
+        if not self.handle:
+            reason = recent_log() or "no reason given"
+            raise LlamaError(
+                f"{name}: llama.cpp could not make a context of {settings.cells} cells: {reason}.",
+                "Try a smaller --ctx-size.",
+            )
+        self.n_vocab = model.n_vocab
+        self.rows = settings.rows
+        self.cells = settings.cells
+        self.memory = lib.llama_get_memory(self.handle)
+        self.batch = lib.llama_batch_ext_init(self.handle)
+
+    def process(
+        self,
+        kind: int,
+        pos: Any,
+        tokens: Any = None,
+        seq_start: Any = None,
+        seqs: Any = None,
+        outputs: Any = None,
+        features: Any = None,
+    ) -> None:
+        """Fill the batch (arrays as in native/eagle3.h, e3_rows) and run it.  LlamaError on any other code than 0."""
+        _native.fill(self.batch, tokens, pos, seq_start, seqs, outputs, features)
+        if self.capture is not None:
+            self.capture.reset()
+        started = time.perf_counter()
+        code = _process(self.handle, kind, self.batch)
+        self.seconds += time.perf_counter() - started
+        if code:
+            what = _PROCESS_ERRORS.get(code, "failed")
+            raise LlamaError(f"{self.name}: llama.cpp {what} for {len(pos)} rows (code {code}): {recent_log()}.")
+        fault = self.capture.check(len(pos)) if self.capture is not None else None
+        if fault:
+            raise LlamaError(f"{self.name}: hidden states were not captured: {fault}.")
+
+    def logits(self) -> int:
+        """Address of the last batch's logits, float [rows that asked, n_vocab], in batch order."""
+        started = time.perf_counter()
+        address = _logits(self.handle)
+        self.seconds += time.perf_counter() - started
+        if not address:
+            raise LlamaError(f"{self.name}: llama.cpp has no logits for the last batch.")
+        return int(address)
+
+    def remove(self, seq: int, start: int) -> None:
+        """Drop positions >= start of a sequence."""
+        started = time.perf_counter()
+        done = _seq_rm(self.memory, seq, start, -1)
+        self.seconds += time.perf_counter() - started
+        if not done:
+            raise LlamaError(f"{self.name}: this model's memory cannot drop positions from {start} on.")
+
+    def copy(self, source: int, destination: int, start: int = -1, end: int = -1) -> None:
+        """Let positions start..end-1 of one sequence also belong to another; -1 leaves a side open."""
+        started = time.perf_counter()
+        _seq_cp(self.memory, source, destination, start, end)
+        self.seconds += time.perf_counter() - started
+
+    def keep(self, seq: int) -> None:
+        """Drop every cell that is not in this sequence, and every other sequence's claim on its cells."""
+        started = time.perf_counter()
+        _seq_keep(self.memory, seq)
+        self.seconds += time.perf_counter() - started
+
+    def make_contiguous(self, source: int, start: int, end: int, scratch: int) -> None:
+        """Move the cells of positions start..end-1 of `source` into the first free cells, in order, as part of
+        sequence 0; every other cell from `start` on is dropped.  Through llama.cpp's own saving and restoring of a
+        sequence, `scratch`, which must be empty and is empty afterwards."""
+        self.copy(source, scratch, start, end)
+        started = time.perf_counter()
+        size = _state_size(self.handle, scratch, 0)
+        state = ctypes.create_string_buffer(size)
+        saved = _state_get(self.handle, state, size, scratch, 0)
+        _seq_rm(self.memory, _EVERY_SEQUENCE, start, -1)
+        restored = _state_set(self.handle, state, size, scratch, 0)
+        self.seconds += time.perf_counter() - started
+        if saved != size or restored == 0:
+            raise LlamaError(f"{self.name}: llama.cpp could not move {end - start} KV cells: {recent_log()}.")
+        self.copy(scratch, 0)
+        self.keep(0)
+
+    def last_position(self, seq: int = 0) -> int:
+        """Largest position in a sequence, -1 if it is empty."""
+        return int(lib.llama_memory_seq_pos_max(self.memory, seq))
+
+    def close(self) -> None:
+        if self.handle:
+            lib.llama_batch_ext_free(self.batch)
+            lib.llama_free(self.handle)
+            self.handle = None
