@@ -50,7 +50,7 @@ sanitize: $(VENV)/ready
 	CFLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=all" \
 	  $(PIP) install -q --no-deps --no-build-isolation --target .build/sanitize .
 	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	  PYTHONPATH=.build/sanitize $(BIN)/python -m pytest tests/native
+	  PYTHONPATH=.build/sanitize EAGLE3_NATIVE_FROM=.build/sanitize $(BIN)/pytest tests/native
 
 $(VENV)/llama:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

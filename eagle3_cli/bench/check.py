@@ -60,8 +60,7 @@ def check(contenders: Contenders, prompts: Sequence[str], shapes: Sequence[TreeS
             got = _greedy(engine, prompt, max_tokens)
             if got != expected:
                 at = next(i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b)
-                logits = plain.decoder.logits_after([*prompt, *expected[:at]])
-                gap = float(logits[expected[at]] - logits[got[at]])
+                gap = plain.logit_gap([*prompt, *expected[:at]], expected[at], got[at])
                 differences.append(Difference(shape_name(shape), number, at, expected[at], got[at], gap))
     return CheckResult(len(prompts) * len(shapes), tuple(differences))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,16 @@ from .options import Command, draft_options, option, quiet_option, runtime_optio
 if TYPE_CHECKING:
     from ..engine.types import Statistics
 
-PROMPT = "Explain in simple words why the sky is blue."
+PROMPT = "Write a short python function that reverses a list."
 
 
 @dataclass(frozen=True)
 class Run:
+    """gap: how far apart the two logits were where this answer first left the one it was compared with."""
+
     answer: Answer
     statistics: Statistics
+    gap: float | None = None
 
 
 @click.command(cls=Command)
@@ -65,7 +69,9 @@ def demo(console: Console, words: tuple[str, ...], **flags: Any) -> None:
     )
     drafted = answer(task, pair, console, show=True)
     console.note("the same prompt without the drafter ...")
-    plain = answer(task, replace(pair, draft=None, no_draft="the demo's comparison"), console, show=False)
+    plain = answer(
+        task, replace(pair, draft=None, no_draft="the demo's comparison"), console, show=False, other=drafted.answer
+    )
     console.report(comparison(drafted, plain))
 
 
@@ -76,8 +82,8 @@ class Task:
     limits: Limits
 
 
-def answer(task: Task, pair: PairSettings, console: Console, show: bool) -> Run:
-    """Load, answer, close: the two runs share nothing but the files."""
+def answer(task: Task, pair: PairSettings, console: Console, show: bool, other: Answer | None = None) -> Run:
+    """Load, answer, close: the two runs share nothing but the files.  other: an answer to compare with."""
     said = Answer()
     with loaded(pair, task.runtime, console) as engine:
         sampling = engine.effective(SamplingSettings(temperature=0.0, seed=0))
@@ -86,7 +92,17 @@ def answer(task: Task, pair: PairSettings, console: Console, show: bool) -> Run:
             collect(engine.stream(tokens, sampling, task.limits), said, console.text if show else ignore)
         finally:
             console.end_text()
-        return Run(said, engine.statistics)
+        statistics, gap = engine.statistics, None
+        place = first_difference(said.tokens, other.tokens) if other else None
+        if other and place is not None and place < min(len(said.tokens), len(other.tokens)):
+            gap = engine.logit_gap([*tokens, *said.tokens[:place]], said.tokens[place], other.tokens[place])
+        return Run(said, statistics, gap)
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """Index of the first token that differs, or is there in one only; None for equal answers."""
+    place = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return None if len(a) == len(b) == place else place
 
 
 def comparison(drafted: Run, plain: Run) -> str:
@@ -101,7 +117,7 @@ def comparison(drafted: Run, plain: Run) -> str:
         lines.append(_ratio(fast / slow))
     if not drafted.statistics.enabled:
         lines.append(f"drafting was off: {drafted.statistics.reason or 'no reason given'}")
-    return "\n".join([*lines, _agreement(drafted.answer.tokens, plain.answer.tokens)])
+    return "\n".join([*lines, _agreement(drafted, plain)])
 
 
 def _speed(tokens_per_second: float | None) -> str:
@@ -114,12 +130,12 @@ def _ratio(ratio: float) -> str:
     return f"ratio:            {ratio:.2f}, slower with the drafter (one run each); on this machine plain decoding wins"
 
 
-def _agreement(drafted: list[int], plain: list[int]) -> str:
-    if drafted == plain:
-        return f"answers:          identical, {len(plain)} tokens"
-    place = next((i for i, (a, b) in enumerate(zip(drafted, plain, strict=False)) if a != b), None)
-    place = min(len(drafted), len(plain)) if place is None else place
+def _agreement(drafted: Run, plain: Run) -> str:
+    place = first_difference(drafted.answer.tokens, plain.answer.tokens)
+    if place is None:
+        return f"answers:          identical, {len(plain.answer.tokens)} tokens"
+    apart = "" if plain.gap is None else f" Here their logits were {plain.gap:.2f} apart."
     return (
-        f"answers:          differ from token {place + 1} on. The usual reason is two nearly equally likely tokens: "
-        "llama.cpp rounds a quantised model differently when it checks several tokens at once"
+        f"answers:          differ from token {place + 1} on. The usual reason is two nearly equally likely tokens:"
+        f" llama.cpp rounds differently when it checks several tokens at once.{apart} See `eagle3 bench --check`."
     )

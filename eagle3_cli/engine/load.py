@@ -80,6 +80,11 @@ class Engine:
         self.statistics = self._new_statistics()
         return self.decoder.answer(prompt, with_seed(sampling), limits or Limits(), self.statistics)
 
+    def logit_gap(self, tokens: Sequence[int], likelier: int, other: int) -> float:
+        """How far apart the target's logits of two tokens are after these tokens."""
+        logits = self.decoder.logits_after(tokens)
+        return float(logits[likelier] - logits[other])
+
     def close(self) -> None:
         for part in self._owned:
             part.close()

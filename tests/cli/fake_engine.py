@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -62,6 +63,9 @@ class FakeEngine:
             "draft_width": tree.width,
             "draft_tokens": tree.nodes,
         }
+
+    def logit_gap(self, tokens: list[int], likelier: int, other: int) -> float:
+        return 0.25
 
     def effective(self, sampling: Any) -> Any:
         return sampling if sampling.seed is not None else replace(sampling, seed=7)
@@ -125,6 +129,7 @@ def main(script: str, args: list[str]) -> None:
     demo.demo_target = lambda: Path("demo-target.gguf")
     demo.demo_drafter = lambda: Path("demo-drafter.gguf")
     sys.argv = ["eagle3", *args]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits it as ignored
     program.main()
 
 

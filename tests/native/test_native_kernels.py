@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -9,6 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from eagle3_cli import _native
+
+
+@pytest.mark.skipif("EAGLE3_NATIVE_FROM" not in os.environ, reason="only in `make sanitize`")
+def test_the_module_under_test_is_the_sanitized_one():
+    assert Path(os.environ["EAGLE3_NATIVE_FROM"]).resolve() in Path(_native.__file__).parents
+
 
 # Few distinct values make ties; the rest are ordinary floats and what a broken model or a mask produces.
 VALUES = st.one_of(
