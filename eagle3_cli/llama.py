@@ -76,10 +76,8 @@ def system_info() -> str:
 
 # --- devices -------------------------------------------------------------------------------------------
 
-_BUILD_HINT = {
-    "cuda": 'CMAKE_ARGS="-DGGML_CUDA=on" pip install --force-reinstall --no-binary :all: llama-cpp-python',
-    "metal": 'CMAKE_ARGS="-DGGML_METAL=on" pip install --force-reinstall --no-binary :all: llama-cpp-python',
-}
+_PIP = "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python"
+_BUILD_HINT = {"cuda": f'CMAKE_ARGS="-DGGML_CUDA=on" {_PIP}', "metal": f'CMAKE_ARGS="-DGGML_METAL=on" {_PIP}'}
 _BACKEND = {"cuda": "CUDA", "metal": "MTL"}  # how ggml names the devices: CUDA0, MTL0
 _CPU, _ACCEL = 0, 3  # enum ggml_backend_dev_type; the rest are GPUs
 
@@ -111,8 +109,8 @@ def choose_devices(device: str, gpu_layers: int | None) -> tuple[list[int], int,
             )
     if device == "cpu" or not gpus:
         if gpu_layers not in (None, 0):
-            where = "--device cpu" if device == "cpu" else "this llama-cpp-python build, which has no GPU backend,"
-            raise OptionError(f"--gpu-layers {gpu_layers}: has no effect with {where}.", "Leave it out or use 0.")
+            why = "with --device cpu" if device == "cpu" else "because this llama-cpp-python build has no GPU backend"
+            raise OptionError(f"--gpu-layers {gpu_layers}: has no effect {why}.", "Leave it out or use 0.")
         return [], 0, "cpu"
     layers = -1 if gpu_layers is None else gpu_layers
     return list(gpus.values()), layers, ",".join(gpus) if layers else "cpu"
