@@ -5,9 +5,10 @@
 
 enum { LANES = 64, BLOCK = 512 };
 
-/* On x86 Linux GCC builds the hot functions for several vector widths and the loader takes the widest that the CPU has;
-   elsewhere the compiler's baseline is used. */
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
+/* On x86 with glibc, GCC builds the hot functions for several vector widths and the loader takes the widest that the CPU
+   has; elsewhere, and under AddressSanitizer, which cannot run before the loader's choice, the baseline is used. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__)
 #define WIDEST __attribute__((flatten, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define WIDEST

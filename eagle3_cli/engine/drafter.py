@@ -19,6 +19,8 @@ from .target import ALL_ASK, Features
 from .tree import ROOT, Candidates, Children, grow
 from .types import DraftTree
 
+_FEW = 16  # unpaired positions that wait for the next draft, which computes logits for all of them
+
 
 class Drafter(Protocol):
     """What the loop needs of a drafter.  `seconds` is time spent in llama.cpp."""
@@ -63,13 +65,13 @@ class Eagle3Drafter:
     # --- committed tokens
 
     def extend(self, tokens: Sequence[int], features: Features) -> None:
-        """Fuse the features (encoder); pair what can be paired once a batch is full."""
+        """Fuse the features (encoder); pair all but the newest of a prompt, leave a few to the next draft's batch."""
         for start in range(0, len(tokens), self._encoder.rows):
             rows = np.ascontiguousarray(features[start : start + self._encoder.rows])
             self._encoder.process(ENCODE, array("i", range(len(rows))), features=rows)
             self._g = np.concatenate([self._g, self._encoder.captured[: len(rows)]])
             self._tokens.extend(tokens[start : start + len(rows)])
-            while len(self._tokens) > self._decoder.rows:
+            while len(self._tokens) > _FEW:
                 self._pair(self._tokens[1 : self._decoder.rows + 1], outputs=False)
 
     def _pair(self, next_tokens: Sequence[int], outputs: bool) -> None:
