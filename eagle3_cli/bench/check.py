@@ -66,7 +66,9 @@ def check(contenders: Contenders, prompts: Sequence[str], shapes: Sequence[TreeS
 
 
 def _greedy(engine: Engine, prompt: Sequence[int], max_tokens: int) -> list[int]:
-    """Exactly max_tokens greedy tokens; the end token counts as any other."""
+    """Exactly max_tokens greedy tokens from empty caches, so that all compute the prompt in the same batches; the end
+    token counts as any other."""
+    engine.decoder.truncate(0)
     limits = Limits(max_tokens, ignore_eos=True)
     pieces = engine.stream(prompt, SamplingSettings(temperature=0.0, seed=0), limits)
     return [piece.token for piece in pieces if piece.token is not None]

@@ -34,7 +34,7 @@ class Drafter(Protocol):
         """Propose continuations of the root, which is emitted but not committed."""
 
     def truncate(self, past: int) -> int:
-        """Forget the committed tokens from `past` on.  Returns how many can stay: `past`, or one fewer where the
+        """Forget the committed tokens from `past` on.  Returns how many it still knows: `past`, or one fewer where the
         feature of the newest one is gone and the target has to compute it again."""
 
 
@@ -89,6 +89,7 @@ class Eagle3Drafter:
         del self._tokens[:n]
 
     def truncate(self, past: int) -> int:
+        past = min(past, self._pairs + len(self._tokens))
         unpaired = past - self._pairs
         if unpaired <= 0:
             past, unpaired = max(past - 1, 0), 0

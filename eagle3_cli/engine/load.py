@@ -167,7 +167,7 @@ class _Loader:
     def _target(self, model: Model, info: DrafterInfo | None, shape: TreeShape) -> Target:
         rows = max(self.runtime.batch, shape.nodes + 1)
         cells = self.runtime.ctx_size or min(model.n_ctx_train, DEFAULT_CONTEXT)
-        sequences = min(MAX_SEQUENCES, shape.nodes + 1) if info else 1  # one per leaf, and one to move cells
+        sequences = min(MAX_SEQUENCES, max(shape.nodes, 1) + 1) if info else 1  # one per leaf, and a spare one
         capture = None
         if info:
             names = [f"l_out-{layer - 1}" for layer in info.aux_layers]

@@ -72,14 +72,22 @@ class Decoder:
             if old != new:
                 break
             same += 1
-        self.truncate(same)
-        keep = len(self.committed)
         try:
-            self.target.prefill(prompt[keep:], self.commit)
+            self._reuse(same)
+            self.target.prefill(prompt[same:], self.commit)
         except BaseException:
             self.truncate(len(self.committed))
             raise
-        return keep
+        return same
+
+    def _reuse(self, past: int) -> None:
+        """Keep exactly the first `past` committed tokens, with and without a drafter alike, so that both compute the
+        rest of a prompt in the same batches.  The drafter may have lost the newest feature; it is computed again."""
+        lost = self.drafter is not None and self.drafter.truncate(past) < past
+        self.target.truncate(past)
+        del self.committed[past:]
+        if self.drafter is not None and lost:
+            self.drafter.extend(self.committed[-1:], self.target.newest_features(self.committed[-1]))
 
     def logits_after(self, tokens: Sequence[int]) -> Any:
         """The target's logits after these tokens, float32 [n_vocab], a copy.  Reuses what the cache holds; the last

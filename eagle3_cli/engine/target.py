@@ -133,6 +133,16 @@ class Target:
         if len(leaves) > 1:
             self.context.keep(0)
 
+    def newest_features(self, token: int) -> Features:
+        """Compute the newest committed token again, for its features alone: its row goes into another sequence, which
+        is then dropped.  A copy."""
+        self.context.copy(0, 1, -1, self.past - 1)
+        position, sequence = array("i", [self.past - 1]), array("i", [1])
+        self.context.process(DECODE, position, array("i", [token]), array("i", [0, 1]), sequence, ALL_ASK[:1])
+        features = self.context.captured[:1].copy()
+        self.context.keep(0)
+        return features
+
     def truncate(self, past: int) -> None:
         """Forget the committed tokens from position `past` on, and any tree in verification."""
         self.past, self._tree = past, NO_TREE
