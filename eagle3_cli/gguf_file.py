@@ -119,12 +119,17 @@ class GgufFile:
             raise FileError(f"{self.path}: expected {key} as {kind.__name__}, got {found}.", _AGAIN)
         return value
 
+    def count_strings(self, key: str) -> int:
+        """Length of a text array; 0 if absent or of another type."""
+        i = _find_key(self._gguf, key.encode())
+        if i < 0 or _kv_type(self._gguf, i) != _ARRAY or _arr_type(self._gguf, i) != _STRING:
+            return 0
+        return int(_arr_n(self._gguf, i))
+
     def strings(self, key: str) -> list[bytes]:
         """A text array as bytes; empty if absent or of another type."""
         i = _find_key(self._gguf, key.encode())
-        if i < 0 or _kv_type(self._gguf, i) != _ARRAY or _arr_type(self._gguf, i) != _STRING:
-            return []
-        return [_arr_str(self._gguf, i, j) for j in range(_arr_n(self._gguf, i))]
+        return [_arr_str(self._gguf, i, j) for j in range(self.count_strings(key))]
 
     def names(self) -> list[str]:
         return [_tensor_name(self._gguf, i).decode("utf-8", "replace") for i in range(_n_tensors(self._gguf))]
@@ -201,7 +206,7 @@ def check_target(path: Path) -> None:
         arch = file.need("general.architecture", str)
         if arch == "eagle3":
             raise FileError(f"{path}: is an EAGLE-3 drafter, but was given as the target.", "Give it as --draft.")
-        if not file.strings("tokenizer.ggml.tokens"):
+        if not file.count_strings("tokenizer.ggml.tokens"):
             raise FileError(f"{path}: has no vocabulary (tokenizer.ggml.tokens).", _AGAIN)
         layers = file.need(f"{arch}.block_count", int)
         if not 1 <= layers <= _MOST_LAYERS:
@@ -306,7 +311,7 @@ def _check_vocabulary(draft: GgufFile, info: DrafterInfo, target: GgufFile, hint
         )
     head = draft.shape("output.weight")
     candidates = len(theirs) if info.d2t is None else len(info.d2t)
-    if head is None and (info.d2t is not None or info.width != target_width(target)):
+    if head is None and (info.d2t is not None or info.width != info.target_width):
         raise PairError(f"{draft.path}: has no output.weight and cannot borrow the target's head.", _AGAIN)
     if head is not None and head != (info.width, candidates):
         raise PairError(f"{draft.path}: expected output.weight [{info.width}, {candidates}], got {list(head)}.", _AGAIN)
@@ -316,8 +321,3 @@ def _check_vocabulary(draft: GgufFile, info: DrafterInfo, target: GgufFile, hint
             f" {len(theirs)} tokens.",
             "Convert the checkpoint again; d2t must hold absolute ids.",
         )
-
-
-def target_width(target: GgufFile) -> int:
-    """Ht of a target."""
-    return int(target.need(f"{target.need('general.architecture', str)}.embedding_length", int))

@@ -15,6 +15,7 @@ from typing import Any
 from .errors import OptionError
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2}  # ggml_type
+FLOAT_CACHE_TYPES = ("f32", "f16", "bf16")  # a V cache of another type needs flash attention
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ: a context with more cannot be made
 
@@ -134,7 +135,7 @@ class RuntimeSettings:
         _check_name("--flash-attn", self.flash_attn, FLASH_ATTENTION)
         _check_name("--cache-type-k", self.cache_type_k, CACHE_TYPES)
         _check_name("--cache-type-v", self.cache_type_v, CACHE_TYPES)
-        if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
+        if self.flash_attn == "off" and self.cache_type_v not in FLOAT_CACHE_TYPES:
             raise OptionError(
                 f"--cache-type-v {self.cache_type_v}: needs flash attention, which --flash-attn off forbids."
             )

@@ -17,6 +17,7 @@ from ..probe import AMX_NOTE, amx_crashes
 from ..settings import (
     CACHE_TYPES,
     FLASH_ATTENTION,
+    FLOAT_CACHE_TYPES,
     MAX_SEQUENCES,
     Limits,
     PairSettings,
@@ -159,7 +160,7 @@ class _Loader:
         A quantised V cache cannot do without."""
         if self.runtime.flash_attn != "auto" or self.devices:
             return self.runtime.flash_attn
-        return "off" if self.runtime.cache_type_v in ("f32", "f16", "bf16") else "on"
+        return "off" if self.runtime.cache_type_v in FLOAT_CACHE_TYPES else "on"
 
     def _threads(self) -> int:
         return self.runtime.threads or physical_cores()
