@@ -128,10 +128,10 @@ class Context:
             raise LlamaError(f"{self.name}: llama.cpp has no logits for the last batch.")
         return int(address)
 
-    def remove(self, seq: int, start: int) -> None:
-        """Drop positions >= start of a sequence."""
+    def remove(self, seq: int, start: int, end: int = -1) -> None:
+        """Drop positions start..end-1 of a sequence; end -1 is open."""
         started = time.perf_counter()
-        done = _seq_rm(self.memory, seq, start, -1)
+        done = _seq_rm(self.memory, seq, start, end)
         self.seconds += time.perf_counter() - started
         if not done:
             raise LlamaError(f"{self.name}: this model's memory cannot drop positions from {start} on.")

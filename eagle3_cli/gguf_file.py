@@ -1,20 +1,18 @@
-"""Look into a GGUF before llama.cpp loads it: is it whole, is it a drafter, do target and drafter fit?
+"""Look into a GGUF before llama.cpp loads it: is it whole, and what does its header say?
 
-llama.cpp aborts the process on several kinds of files that the checks here refuse with a message.  The header
-is read by ggml's own parser (gguf.h), which takes milliseconds where a Python parser takes seconds.
+The header is read by ggml's own parser (gguf.h), which takes milliseconds where a Python parser takes seconds.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .errors import FileError, PairError
+from .errors import FileError
 from .llama import function, recent_log
 
 _SCALARS: dict[int, tuple[str, Any]] = {
@@ -31,9 +29,10 @@ _SCALARS: dict[int, tuple[str, Any]] = {
     12: ("f64", ctypes.c_double),
 }
 _STRING, _ARRAY = 8, 9
-_F32, _I64 = 0, 27  # enum ggml_type
-_NOT_FOR_MATRICES = {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}  # no kernel multiplies these
-_MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
+F32, I64 = 0, 27  # enum ggml_type
+_NUMPY = {F32: "<f4", I64: "<i8"}
+
+AGAIN = "Download or convert the file again."
 
 
 class _InitParams(ctypes.Structure):
@@ -72,7 +71,7 @@ class GgufFile:
         self._check_magic()
         self._gguf = _open(os.fsencode(path), _InitParams(True, None))
         if not self._gguf:
-            raise FileError(f"{path}: its GGUF header is damaged: {recent_log() or 'no reason given'}.", _AGAIN)
+            raise FileError(f"{path}: its GGUF header is damaged: {recent_log() or 'no reason given'}.", AGAIN)
         self._check_length()
 
     def _check_magic(self) -> None:
@@ -93,7 +92,7 @@ class GgufFile:
         ends = [_tensor_offset(self._gguf, i) + _tensor_size(self._gguf, i) for i in tensors]
         expected = _data_offset(self._gguf) + max(ends, default=0)
         if size < expected:
-            raise FileError(f"{self.path}: truncated: expected at least {expected} bytes, got {size}.", _AGAIN)
+            raise FileError(f"{self.path}: truncated: expected at least {expected} bytes, got {size}.", AGAIN)
 
     def get(self, key: str) -> Any:
         """A value: number, bool, str, or an array of numbers; None if absent.  See `strings` for text arrays."""
@@ -111,12 +110,16 @@ class GgufFile:
         count, address = _arr_n(self._gguf, i), _arr_data(self._gguf, i)
         return list((_SCALARS[item][1] * count).from_address(address)) if count else []
 
+    def has(self, key: str) -> bool:
+        """Is there a value of any type?"""
+        return bool(_find_key(self._gguf, key.encode()) >= 0)
+
     def need(self, key: str, kind: type) -> Any:
-        """A value that must be there and of that Python type; FileError otherwise."""
+        """A value that must be there and of exactly that Python type (a bool is no int); FileError otherwise."""
         value = self.get(key)
-        if not isinstance(value, kind):
+        if type(value) is not kind:
             found = "nothing" if value is None else f"{type(value).__name__} {value!r}"
-            raise FileError(f"{self.path}: expected {key} as {kind.__name__}, got {found}.", _AGAIN)
+            raise FileError(f"{self.path}: expected {key} as {kind.__name__}, got {found}.", AGAIN)
         return value
 
     def count_strings(self, key: str) -> int:
@@ -149,13 +152,14 @@ class GgufFile:
         i = _find_tensor(self._gguf, name.encode())
         return None if i < 0 else int(_tensor_type(self._gguf, i))
 
-    def int64(self, name: str) -> np.ndarray:
-        """The values of an I64 tensor."""
+    def values(self, name: str, kind: int) -> np.ndarray:
+        """The values of a tensor that must be there and of that ggml type, F32 or I64, one after the other."""
         i = _find_tensor(self._gguf, name.encode())
-        if i < 0 or _tensor_type(self._gguf, i) != _I64:
-            raise FileError(f"{self.path}: expected a tensor {name} of type I64.", _AGAIN)
-        count = _tensor_size(self._gguf, i) // 8
-        return np.fromfile(self.path, "<i8", count, offset=_data_offset(self._gguf) + _tensor_offset(self._gguf, i))
+        if i < 0 or _tensor_type(self._gguf, i) != kind:
+            raise FileError(f"{self.path}: expected a tensor {name} of type {'F32' if kind == F32 else 'I64'}.", AGAIN)
+        dtype = np.dtype(_NUMPY[kind])
+        count = _tensor_size(self._gguf, i) // dtype.itemsize
+        return np.fromfile(self.path, dtype, count, offset=_data_offset(self._gguf) + _tensor_offset(self._gguf, i))
 
     def close(self) -> None:
         if self._gguf:
@@ -167,157 +171,3 @@ class GgufFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-_AGAIN = "Download or convert the file again."
-
-
-@dataclass(frozen=True)
-class DrafterInfo:
-    """What a drafter's GGUF says of itself.
-
-    aux_layers     the three target layers whose *inputs* it reads (llama.cpp's convention)
-    target_width   Ht, floats of one hidden state of the target
-    width          H, floats of one fused feature
-    d2t            int64 [Vd] absolute target ids that the head scores, ascending or not; None for all of them
-    """
-
-    path: Path
-    aux_layers: tuple[int, int, int]
-    target_width: int
-    width: int
-    d2t: np.ndarray | None
-
-
-def read_drafter(path: Path, target: Path) -> DrafterInfo:
-    """Check a drafter file against its target, by their headers alone.
-
-    Raises FileError for a file that is no whole EAGLE-3 drafter, PairError for a drafter of another target.
-    """
-    with GgufFile(path) as draft, GgufFile(target) as wanted:
-        info = _drafter_info(draft)
-        _check_pair(draft, info, wanted)
-        return info
-
-
-def check_target(path: Path) -> None:
-    """FileError unless the file is a whole GGUF that can be a target."""
-    with GgufFile(path) as file:
-        arch = file.need("general.architecture", str)
-        if arch == "eagle3":
-            raise FileError(f"{path}: is an EAGLE-3 drafter, but was given as the target.", "Give it as --draft.")
-        if not file.count_strings("tokenizer.ggml.tokens"):
-            raise FileError(f"{path}: has no vocabulary (tokenizer.ggml.tokens).", _AGAIN)
-        layers = file.need(f"{arch}.block_count", int)
-        if not 1 <= layers <= _MOST_LAYERS:
-            raise FileError(f"{path}: expected {arch}.block_count from 1 to {_MOST_LAYERS}, got {layers}.", _AGAIN)
-
-
-def _drafter_info(draft: GgufFile) -> DrafterInfo:
-    arch = draft.need("general.architecture", str)
-    if arch != "eagle3":
-        raise FileError(
-            f"{draft.path}: is no EAGLE-3 drafter: expected general.architecture eagle3, got {arch}.",
-            "Convert a drafter checkpoint with `eagle3 convert`, or leave --draft out and give --no-draft.",
-        )
-    layers = draft.need("eagle3.target_layers", list)
-    if len(set(layers)) != 3 or len(layers) != 3 or not all(isinstance(i, int) and i >= 1 for i in layers):
-        raise FileError(f"{draft.path}: expected three different eagle3.target_layers from 1 on, got {layers}.", _AGAIN)
-    blocks = draft.need("eagle3.block_count", int)
-    if blocks != 1:
-        raise FileError(f"{draft.path}: expected one decoder layer, got eagle3.block_count {blocks}.")
-    _check_heads(draft)
-    width = draft.need("eagle3.embedding_length", int)
-    target_width = draft.need("eagle3.target_hidden_size", int)
-    if draft.shape("fc.weight") != (3 * target_width, width):
-        raise FileError(
-            f"{draft.path}: expected fc.weight [{3 * target_width}, {width}], got {draft.shape('fc.weight')}.", _AGAIN
-        )
-    _check_types(draft)
-    d2t = draft.int64("d2t") if draft.shape("d2t") else None
-    if d2t is not None and not len(d2t):
-        raise FileError(f"{draft.path}: its d2t is empty; expected at least one token.", _AGAIN)
-    return DrafterInfo(draft.path, (layers[0], layers[1], layers[2]), target_width, width, d2t)
-
-
-def _check_heads(draft: GgufFile) -> None:
-    """llama.cpp asserts on these instead of reporting them."""
-    heads = draft.need("eagle3.attention.head_count", int)
-    kv_heads = draft.get("eagle3.attention.head_count_kv")
-    kv_heads = heads if kv_heads is None else kv_heads
-    if heads < 1 or not isinstance(kv_heads, int) or kv_heads < 1 or heads % kv_heads:
-        raise FileError(f"{draft.path}: {heads} attention heads cannot share {kv_heads} key/value heads.", _AGAIN)
-    key, value = draft.get("eagle3.attention.key_length"), draft.get("eagle3.attention.value_length")
-    if key != value:
-        raise FileError(f"{draft.path}: expected keys as long as values, got {key} and {value}.", _AGAIN)
-    head = draft.need("eagle3.embedding_length", int) // heads if key is None else key
-    rotated = draft.get("eagle3.rope.dimension_count")
-    rotated = head if rotated is None else rotated
-    if not isinstance(rotated, int) or rotated % 2 or not 2 <= rotated <= head:
-        raise FileError(
-            f"{draft.path}: expected an even eagle3.rope.dimension_count from 2 to {head}, got {rotated}.", _AGAIN
-        )
-
-
-def _check_types(draft: GgufFile) -> None:
-    """llama.cpp loads these and dies in the first pass."""
-    for name in draft.names():
-        kind = draft.type(name)
-        if ("norm" in name or "rope_freqs" in name) and kind != _F32:
-            raise FileError(f"{draft.path}: expected {name} as F32, got ggml type {kind}.", _AGAIN)
-        if name != "d2t" and kind in _NOT_FOR_MATRICES:
-            raise FileError(
-                f"{draft.path}: expected {name} in a floating-point or quantised type, got {_NOT_FOR_MATRICES[kind]}.",
-                _AGAIN,
-            )
-
-
-def _check_pair(draft: GgufFile, info: DrafterInfo, target: GgufFile) -> None:
-    arch = target.need("general.architecture", str)
-    width = target.need(f"{arch}.embedding_length", int)
-    n_layer = target.need(f"{arch}.block_count", int)
-    hint = "Use the drafter that was trained for this target."
-    if info.target_width != width:
-        raise PairError(
-            f"{draft.path}: made for target width {info.target_width}, but {target.path.name} has {width}.", hint
-        )
-    if max(info.aux_layers) > n_layer:
-        raise PairError(
-            f"{draft.path}: reads target layer {max(info.aux_layers)}, but {target.path.name} has {n_layer}.", hint
-        )
-    _check_vocabulary(draft, info, target, hint)
-    own = draft.shape("token_embd.weight")
-    if own is None and info.width != width:
-        raise PairError(
-            f"{draft.path}: has no token embeddings of its own and cannot borrow the target's: expected width"
-            f" {info.width}, got {width}.",
-            "Convert the checkpoint again; it must contain embed_tokens.weight.",
-        )
-
-
-def _check_vocabulary(draft: GgufFile, info: DrafterInfo, target: GgufFile, hint: str) -> None:
-    ours, theirs = draft.strings("tokenizer.ggml.tokens"), target.strings("tokenizer.ggml.tokens")
-    if len(ours) != len(theirs):
-        raise PairError(
-            f"{draft.path}: has a vocabulary of {len(ours)} tokens, but {target.path.name} has {len(theirs)}.", hint
-        )
-    if ours != theirs:
-        i = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
-        raise PairError(f"{draft.path}: its token {i} is {ours[i]!r}, but {target.path.name} has {theirs[i]!r}.", hint)
-    own = draft.shape("token_embd.weight")
-    if own is not None and own != (info.width, len(theirs)):
-        raise PairError(
-            f"{draft.path}: expected token_embd.weight [{info.width}, {len(theirs)}], got {list(own)}.", hint
-        )
-    head = draft.shape("output.weight")
-    candidates = len(theirs) if info.d2t is None else len(info.d2t)
-    if head is None and (info.d2t is not None or info.width != info.target_width):
-        raise PairError(f"{draft.path}: has no output.weight and cannot borrow the target's head.", _AGAIN)
-    if head is not None and head != (info.width, candidates):
-        raise PairError(f"{draft.path}: expected output.weight [{info.width}, {candidates}], got {list(head)}.", _AGAIN)
-    if info.d2t is not None and not (info.d2t.min() >= 0 and info.d2t.max() < len(theirs)):
-        raise PairError(
-            f"{draft.path}: d2t names token {info.d2t.min()} to {info.d2t.max()}, but {target.path.name} has"
-            f" {len(theirs)} tokens.",
-            "Convert the checkpoint again; d2t must hold absolute ids.",
-        )

@@ -17,6 +17,7 @@ from .errors import OptionError
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2}  # ggml_type
 FLOAT_CACHE_TYPES = ("f32", "f16", "bf16")  # a V cache of another type needs flash attention
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
+FEEDBACK = ("auto", "pre", "post")  # what a drafter step hands on: its output before or after the final norm
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ: a context with more cannot be made
 
 
@@ -148,6 +149,8 @@ class PairSettings:
     draft       the drafter's GGUF, or None for plain decoding
     no_draft    why there is none, one clause for the statistics ("--no-draft")
     depth, width, nodes   None takes the default of the device (`GPU_TREE` or `CPU_TREE`)
+    feedback    the next step's feature is the drafter's output before (pre) or after (post) its final norm; auto is
+                what the drafter's file says
     """
 
     target: Path
@@ -156,6 +159,10 @@ class PairSettings:
     depth: int | None = None
     width: int | None = None
     nodes: int | None = None
+    feedback: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check_name("--feedback", self.feedback, FEEDBACK)
 
     def tree(self, on_gpu: bool) -> TreeShape:
         base = GPU_TREE if on_gpu else CPU_TREE

@@ -42,14 +42,16 @@ typedef struct {
 
 /* k most probable ids of one row of logits, restricted to a sub-vocabulary.
      logits  float [>= max(d2t)+1, or n where d2t is NULL]
-     d2t     int32 [n] position in `logits` of each candidate, ascending; NULL for 0..n-1
+     scale   positive factor of every logit; 1 leaves them as they are
+     d2t     int32 [n] position in `logits` of each candidate, in any order; NULL for 0..n-1
      work    float [n] scratch
-     ids     int32 [k] out, positions in `logits`, by falling logit, ties by lower position; -1 where fewer
+     ids     int32 [k] out, positions in `logits`, by falling logit, ties by the earlier candidate; -1 where fewer
              than k candidates are above -infinity
      logps   float [k] out, natural log of the softmax over the n candidates; -infinity beside an id of -1
-   Equivalent to  z = logits[d2t]; o = np.argsort(-z, kind="stable")[:k]; d2t[o], (z - logsumexp(z))[o].
+   Equivalent to  z = scale * logits[d2t]; o = np.argsort(-z, kind="stable")[:k]; d2t[o], (z - logsumexp(z))[o].
    NaN logits are never chosen.  Cannot fail. */
-void e3_topk(const float *logits, const int32_t *d2t, int32_t n, int32_t k, float *work, int32_t *ids, float *logps);
+void e3_topk(const float *logits, float scale, const int32_t *d2t, int32_t n, int32_t k, float *work, int32_t *ids,
+             float *logps);
 
 /* Position of the largest of n > 0 floats, the first of equals, 0 if all are NaN.
    Equivalent to np.nanargmax.  This is what llama.cpp's greedy sampler chooses. */

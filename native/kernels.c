@@ -39,17 +39,17 @@ static float max_of(const float *z, size_t n) {
     return best[0];
 }
 
-/* log(sum(exp(z - max))), ignoring NaN; `max` is the largest and finite. */
-static float log_sum_exp(const float *z, size_t n, float max) {
+/* log(sum(exp(scale * (z - max)))), ignoring NaN; `max` is the largest and finite. */
+static float log_sum_exp(const float *z, size_t n, float max, float scale) {
     float sums[LANES] = {0};
     size_t i = 0;
     for (; i + LANES <= n; i += LANES)
         for (size_t l = 0; l < LANES; l++) {
-            float d = z[i + l] - max;
+            float d = scale * (z[i + l] - max);
             sums[l] += d <= 0.0f ? exp_nonpositive(d) : 0.0f;
         }
     double sum = 0.0;
-    for (; i < n; i++) sum += z[i] <= max ? exp_nonpositive(z[i] - max) : 0.0f;
+    for (; i < n; i++) sum += z[i] <= max ? exp_nonpositive(scale * (z[i] - max)) : 0.0f;
     for (size_t l = 0; l < LANES; l++) sum += sums[l];
     return (float)log(sum);
 }
@@ -81,7 +81,8 @@ static int32_t select_largest(const float *z, int32_t n, int32_t k, int32_t *bes
     return found;
 }
 
-WIDEST void e3_topk(const float *logits, const int32_t *d2t, int32_t n, int32_t k, float *work, int32_t *ids, float *logps) {
+WIDEST void e3_topk(const float *logits, float scale, const int32_t *d2t, int32_t n, int32_t k, float *work, int32_t *ids,
+                    float *logps) {
     const float *z = logits;
     if (d2t) {
         for (int32_t i = 0; i < n; i++) work[i] = logits[d2t[i]];
@@ -89,9 +90,9 @@ WIDEST void e3_topk(const float *logits, const int32_t *d2t, int32_t n, int32_t 
     }
     int32_t found = select_largest(z, n, k, ids);
     float max = found ? z[ids[0]] : 0.0f;
-    float total = found ? log_sum_exp(z, n, max) : 0.0f;
+    float total = found ? log_sum_exp(z, n, max, scale) : 0.0f;
     for (int32_t i = 0; i < k; i++) {
-        logps[i] = i < found ? (z[ids[i]] - max) - total : -INFINITY;
+        logps[i] = i < found ? scale * (z[ids[i]] - max) - total : -INFINITY;
         ids[i] = i >= found ? -1 : d2t ? d2t[ids[i]] : ids[i];
     }
 }

@@ -146,26 +146,29 @@ static PyObject *fill(PyObject *self, PyObject *args) {
 /* --- kernels --------------------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(topk_doc,
-             "topk(logits, stride, d2t, n, ids, logps, k)\n--\n\n"
+             "topk(logits, stride, d2t, n, ids, logps, k, scales=None)\n--\n\n"
              "k most probable ids of each row; see e3_topk.  logits is the address of rows `stride` floats apart,\n"
-             "d2t an int32 array of n candidates or None; ids int32 and logps float32 [rows, k] are written.");
+             "d2t an int32 array of n candidates or None; ids int32 and logps float32 [rows, k] are written.\n"
+             "scales float32 [rows] multiplies each row's logits; None is 1.");
 
 static PyObject *topk(PyObject *self, PyObject *args) {
-    PyObject *logits, *d2t, *ids, *logps;
+    PyObject *logits, *d2t, *ids, *logps, *scales = Py_None;
     Py_ssize_t stride, n;
     int k;
-    Array index = {.held = false}, out_ids = {.held = false}, out_logps = {.held = false};
+    Array index = {.held = false}, out_ids = {.held = false}, out_logps = {.held = false}, factors = {.held = false};
     float *work = NULL;
     (void)self;
-    if (!PyArg_ParseTuple(args, "OnOnOOi", &logits, &stride, &d2t, &n, &ids, &logps, &k)) return NULL;
+    if (!PyArg_ParseTuple(args, "OnOnOOi|O", &logits, &stride, &d2t, &n, &ids, &logps, &k, &scales)) return NULL;
     const float *z = PyLong_AsVoidPtr(logits);
     bool ok = !PyErr_Occurred() && require(z != NULL, "logits: expected an address") &&
               take(d2t, "d2t", 'i', false, &index) && take(ids, "ids", 'i', true, &out_ids) &&
-              take(logps, "logps", 'f', true, &out_logps) && require(k > 0, "k: expected at least 1") &&
+              take(logps, "logps", 'f', true, &out_logps) && take(scales, "scales", 'f', false, &factors) &&
+              require(k > 0, "k: expected at least 1") &&
               require(n > 0 && n <= stride && n <= INT32_MAX, "n: expected 1 to stride candidates") &&
               require(!index.held || length(&index) == n, "d2t: expected n candidates") &&
               require(out_ids.held && out_logps.held && length(&out_ids) == length(&out_logps) && length(&out_ids) % k == 0,
-                      "ids, logps: expected [rows, k]");
+                      "ids, logps: expected [rows, k]") &&
+              require(!factors.held || length(&factors) == length(&out_ids) / k, "scales: expected one per row");
     const int32_t *candidates = index.held ? index.view.buf : NULL;
     for (Py_ssize_t i = 0; ok && candidates && i < n; i++)
         ok = require(candidates[i] >= 0 && candidates[i] < stride, "d2t: expected positions inside a row");
@@ -176,16 +179,19 @@ static PyObject *topk(PyObject *self, PyObject *args) {
     if (ok) {
         int32_t *row_ids = out_ids.view.buf;
         float *row_logps = out_logps.view.buf;
+        const float *scale = factors.held ? factors.view.buf : NULL;
         Py_ssize_t rows = length(&out_ids) / k;
         Py_BEGIN_ALLOW_THREADS
         for (Py_ssize_t r = 0; r < rows; r++)
-            e3_topk(z + r * stride, candidates, (int32_t)n, k, work, row_ids + r * k, row_logps + r * k);
+            e3_topk(z + r * stride, scale ? scale[r] : 1.0f, candidates, (int32_t)n, k, work, row_ids + r * k,
+                    row_logps + r * k);
         Py_END_ALLOW_THREADS
     }
     PyMem_RawFree(work);
     release(&index);
     release(&out_ids);
     release(&out_logps);
+    release(&factors);
     if (!ok) return NULL;
     Py_RETURN_NONE;
 }

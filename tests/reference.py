@@ -323,7 +323,7 @@ class TargetReference:
 
 class DrafterReference:
     """EAGLE-3's drafter in float64, row by row, as in the paper (section 3.1) and llama.cpp's src/models/eagle3.cpp.
-    Its KV cache is float16.
+    Its KV cache is float16.  Switches that llama.cpp's graph lacks are in the config; see tiny.DrafterConfig.
 
     embedding, head   its own or the target's
     """
@@ -334,9 +334,13 @@ class DrafterReference:
         self.w, self.config, self.d2t = {k: v.astype(np.float64) for k, v in weights.items()}, config, d2t
         self.embedding, self.head = embedding.astype(np.float64), head.astype(np.float64)
         self.layer = _Layer({k: v for k, v in weights.items() if k.startswith("blk.0.")}, config, "blk.0", _half)
+        self.positions: list[int] = []  # of the layer's rows
 
     def fuse(self, aux: np.ndarray) -> np.ndarray:
         """g of one position from the inputs of the three aux layers, side by side."""
+        if self.config.fc_norm:
+            thirds = zip(aux.reshape(3, -1), self.w["fc_norm"], strict=True)
+            aux = np.concatenate([_rms_norm(x, weight, self.config.eps) for x, weight in thirds])
         if self.config.norm_before_fc:
             aux = _rms_norm(aux, self.w["enc.output_norm.weight"], self.config.eps)
         return self.w["fc.weight"] @ aux
@@ -344,13 +348,19 @@ class DrafterReference:
     def row(
         self, token: int, feature: np.ndarray, position: int, seen: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(output before the final norm, logits of the draft vocabulary, their log-probabilities) of one pair."""
-        eps = self.config.eps
+        """(the next step's feature, logits of the draft vocabulary, their log-probabilities) of one pair.
+
+        seen: earlier rows, of which those behind the window are not looked at.
+        """
+        eps, window = self.config.eps, self.config.window
+        seen = [r for r in seen if window is None or position - self.positions[r] < window]
+        self.positions.append(position)
         normed = _rms_norm(feature, self.layer.w["attn_norm_2"], eps)
         x = np.concatenate([_rms_norm(self.embedding[token], self.layer.w["attn_norm"], eps), normed])
         out = self.layer.row(x, normed if self.config.norm_before_residual else feature, position, seen)
-        logits = self.head @ _rms_norm(out, self.w["output_norm.weight"], eps)
-        return out, logits, np.log(_softmax(logits))
+        final = _rms_norm(out, self.w["output_norm.weight"], eps) if self.config.final_norm else out
+        logits = self.head @ final
+        return final if self.config.norm_output else out, logits, np.log(_softmax(logits))
 
     def best(self, logps: np.ndarray, k: int) -> list[tuple[int, float]]:
         """The k most probable tokens as target ids."""

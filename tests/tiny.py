@@ -58,12 +58,23 @@ class Config:
 
 @dataclass(frozen=True)
 class DrafterConfig(Config):
-    """aux_layers are layers whose inputs the drafter reads."""
+    """aux_layers are layers whose inputs the drafter reads.
+
+    What llama.cpp's graph lacks:
+    fc_norm      each aux layer's part is normed by its own weights, "fc_norm" [3, target_width]
+    norm_output  the fed-back row is the one after the final norm
+    final_norm   False: the head reads the output itself
+    window       keys at this many positions are seen, the row's own included
+    """
 
     target_width: int = 64
     aux_layers: tuple[int, ...] = (1, 2, 4)
     norm_before_residual: bool = False
     norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    final_norm: bool = True
+    window: int | None = None
 
 
 TARGET = Config(width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, layers=5)
@@ -145,23 +156,28 @@ def drafter_weights(config: DrafterConfig, seed: int, candidates: int = VOCAB) -
         "output_norm.weight": _norm(rng, config.width),
         "output.weight": _matrix(rng, candidates, config.width, 3.0),
     }
+    if not config.final_norm:
+        del weights["output_norm.weight"]
+    if config.fc_norm:
+        weights["fc_norm"] = np.array([_norm(rng, config.target_width) for _ in range(3)])
     if config.norm_before_fc:
         weights["enc.output_norm.weight"] = _norm(rng, 3 * config.target_width)
     return weights
 
 
-def good_weights(target: Weights, config: DrafterConfig) -> Weights:
+def good_weights(target: Weights, config: DrafterConfig, focus: float = 3.0) -> Weights:
     """A drafter that knows the target's favourite successors.
 
     Every position attends to itself (queries and keys are one constant vector, turned by RoPE), the values hand on
     its token's embedding, and the head is the target's.  Column 0 of its embeddings is the constant.
+    focus   the constant in queries and keys; the smaller, the more a position also attends to earlier ones
     """
     rng = np.random.default_rng(5)
     weights = drafter_weights(config, seed=5)
     embedding = target["token_embd.weight"].copy()
     embedding[:, 0] = 4.0
     constant = np.zeros((config.head_dim, 2 * config.width), np.float32)
-    constant[:, 0] = 3.0
+    constant[:, 0] = focus
     copies = np.zeros((config.kv_heads * config.head_dim, 2 * config.width), np.float32)
     copies[:, : config.width] = np.linalg.qr(rng.standard_normal((config.width, config.width)))[0][: len(copies)]
     groups = config.heads // config.kv_heads
@@ -174,9 +190,10 @@ def good_weights(target: Weights, config: DrafterConfig) -> Weights:
         "blk.0.attn_v.weight": copies,
         "blk.0.attn_output.weight": 4 * np.repeat(back, groups, axis=0).reshape(-1, config.width).T / groups,
         "blk.0.ffn_down.weight": 0.3 * weights["blk.0.ffn_down.weight"],
-        "output_norm.weight": np.ones(config.width, np.float32),
         "output.weight": target["output.weight"],
     }
+    if config.final_norm:
+        weights["output_norm.weight"] = np.ones(config.width, np.float32)
     return weights
 
 
@@ -219,6 +236,8 @@ def _finish(writer: GGUFWriter, weights: Weights, overrides: dict[str, Any]) -> 
             writer.add_uint32(key, value)
         elif isinstance(value, str):
             writer.add_string(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
         elif value is not None:  # None leaves the key out
             writer.add_array(key, value)
     for name, value in weights.items():
@@ -250,7 +269,8 @@ def write_drafter(
     tokens: list[str] = TOKENS,
     **overrides: Any,
 ) -> TinyModel:
-    """d2t: absolute ids, written as I64.  overrides as for `write_target`."""
+    """d2t: absolute ids, written as I64.  tokens: empty for a file without a vocabulary.  overrides as for
+    `write_target`."""
     weights = dict(drafter_weights(config, 11, VOCAB if d2t is None else len(d2t)) if weights is None else weights)
     writer = GGUFWriter(path, "eagle3")
     _keys(writer, config)
@@ -258,12 +278,32 @@ def write_drafter(
     writer.add_uint32("eagle3.target_hidden_size", config.target_width)
     writer.add_bool("eagle3.norm_before_residual", config.norm_before_residual)
     writer.add_bool("eagle3.norm_before_fc", config.norm_before_fc)
-    _vocabulary(writer, tokens)
-    file_weights = dict(weights)
+    if tokens:
+        _vocabulary(writer, tokens)
+    else:
+        writer.add_tokenizer_model("no_vocab")
+    file_weights = {name: value for name, value in weights.items() if name != "fc_norm"}
     if d2t is not None:
         file_weights["d2t"] = np.asarray(d2t, np.int64)
-    _finish(writer, file_weights, {key.replace("__", "."): value for key, value in overrides.items()})
+    if not config.final_norm:
+        file_weights.setdefault("output_norm.weight", np.ones(config.width, np.float32))
+    keys = {key.replace("__", "."): value for key, value in overrides.items()}
+    _finish(writer, file_weights, {**_own_keys(config, weights), **keys})
     return TinyModel(path, config, weights, None if d2t is None else np.asarray(d2t))
+
+
+def _own_keys(config: DrafterConfig, weights: Weights) -> dict[str, Any]:
+    """What eagle3 itself reads; nothing for a drafter of EAGLE-3 as llama.cpp knows it."""
+    keys: dict[str, Any] = {}
+    if config.fc_norm:
+        keys["eagle3_cli.fc_norm"] = [float(weight) for weight in weights["fc_norm"].reshape(-1)]
+    if config.norm_output:
+        keys["eagle3_cli.norm_output"] = True
+    if not config.final_norm:
+        keys["eagle3_cli.final_norm"] = False
+    if config.window is not None:
+        keys["eagle3_cli.sliding_window"] = config.window
+    return keys
 
 
 def write_borrowing_drafter(path: Path) -> TinyModel:

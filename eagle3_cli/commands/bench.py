@@ -79,7 +79,8 @@ def bench(console: Console, **flags: Any) -> None:
 def _settings(flags: dict[str, Any]) -> BenchSettings:
     from ..bench.run import SHAPES, BenchSettings
 
-    pair = pair_settings({**flags, "draft_depth": None, "draft_width": None, "draft_tokens": None})
+    drafting = {"draft_depth": None, "draft_width": None, "draft_tokens": None, "feedback": "auto"}
+    pair = pair_settings({**flags, **drafting})
     if pair.draft is None:
         raise OptionError("--no-draft: leaves nothing to measure.", "Leave it out.")
     if flags["repeats"] < 1 or flags["max_tokens"] < 2:

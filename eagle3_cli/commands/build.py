@@ -39,7 +39,7 @@ def flag(name: str) -> str:
 
 # flags, what makes them useless, the words for it
 _USELESS: list[tuple[tuple[str, ...], Callable[[Flags], bool], str]] = [
-    ((*SHAPE, "draft_threads"), lambda f: f["no_draft"], "with --no-draft"),
+    ((*SHAPE, "draft_threads", "feedback"), lambda f: f["no_draft"], "with --no-draft"),
     (TRUNCATION, lambda f: f["temp"] == 0, "with --temp 0, which always takes the likeliest token"),
     (
         ("repeat_last_n",),
@@ -74,12 +74,17 @@ def pair_settings(flags: Flags) -> PairSettings:
         raise OptionError(
             "--target: no drafter for this model.", "Give --draft, or --no-draft to answer without a drafter."
         )
-    shape = {"depth": flags["draft_depth"], "width": flags["draft_width"], "nodes": flags["draft_tokens"]}
+    drafting = {
+        "depth": flags["draft_depth"],
+        "width": flags["draft_width"],
+        "nodes": flags["draft_tokens"],
+        "feedback": flags["feedback"],
+    }
     settings = PairSettings(
         target=Path(target).expanduser() if target else demo.demo_target(),
         draft=None if no_draft else Path(draft).expanduser() if draft else demo.demo_drafter(),
         no_draft="--no-draft" if no_draft else None,
-        **({} if no_draft else shape),
+        **({} if no_draft else drafting),
     )
     settings.tree(on_gpu=False)  # checks the ranges before a model is loaded
     return settings

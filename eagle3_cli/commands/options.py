@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from ..prompt import clean
-from ..settings import CACHE_TYPES, FLASH_ATTENTION, RuntimeSettings, SamplingSettings
+from ..settings import CACHE_TYPES, FEEDBACK, FLASH_ATTENTION, RuntimeSettings, SamplingSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
@@ -100,7 +100,9 @@ draft_options: Decorator[Any] = together(
     option(DRAFTING, "--draft-depth", type=int, metavar="N", help="Levels of the draft tree."),
     option(DRAFTING, "--draft-width", type=int, metavar="N", help="Nodes expanded per level; 1 is a chain."),
     option(DRAFTING, "--draft-tokens", type=int, metavar="N", help="Most tokens proposed per round."),
-)
+    option(DRAFTING, "--feedback", type=click.Choice(FEEDBACK), default="auto", show_default=True,
+           help="What a draft step hands on: its output before or after the final norm; auto: as the drafter says."),
+)  # fmt: skip
 
 RUN = "Running"
 runtime_options: Decorator[Any] = together(

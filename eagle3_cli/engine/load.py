@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from .. import _native
 from ..context import Context, ContextSettings
-from ..errors import FileError
-from ..gguf_file import DrafterInfo, check_target, read_drafter
+from ..errors import FileError, OptionError
 from ..llama import Model, choose_devices, physical_cores, render_chat
+from ..model_files import DrafterInfo, check_target, read_drafter
 from ..probe import AMX_NOTE, amx_crashes
 from ..settings import (
     CACHE_TYPES,
@@ -35,6 +34,7 @@ Progress = Callable[[str, float], None]
 
 DRAFTER_ROWS = 128  # rows of one drafter batch: its logits cover the target's vocabulary, for every row
 DEFAULT_CONTEXT = 8192
+FED_BACK = {"pre": "eagle3_prenorm-0", "post": "result_norm"}  # graph tensors of the decoder
 
 
 class Engine:
@@ -106,6 +106,8 @@ def load_engine(pair: PairSettings, runtime: RuntimeSettings, progress: Progress
     started = time.perf_counter()
     check_target(pair.target)
     info = read_drafter(pair.draft, pair.target) if pair.draft else None
+    if info:
+        pair = replace(pair, feedback=_feedback(pair, info))
     devices, layers, backend = choose_devices(runtime.device, runtime.gpu_layers)
     shape = pair.tree(on_gpu=backend != "cpu")
     loader = _Loader(runtime, devices, layers, progress)
@@ -116,6 +118,15 @@ def load_engine(pair: PairSettings, runtime: RuntimeSettings, progress: Progress
         raise
     engine.load_s = engine.statistics.load_s = time.perf_counter() - started
     return engine
+
+
+def _feedback(pair: PairSettings, info: DrafterInfo) -> str:
+    """What "auto" means for this drafter: pre or post."""
+    if pair.feedback == "post" and not info.final_norm:
+        raise OptionError(f"--feedback post: {info.path} has no final norm to feed back.", "Leave it out.")
+    if pair.feedback == "auto":
+        return "post" if info.norm_output else "pre"
+    return pair.feedback
 
 
 class _Loader:
@@ -140,7 +151,7 @@ class _Loader:
                 f"{pair.target}: {model.description} has recurrent layers, whose state cannot drop rejected tokens."
             )
         target = self._target(model, info, shape)
-        drafter = self._drafter(info, target, shape) if info else None
+        drafter = self._drafter(info, target, shape, pair.feedback) if info else None
         decoder = Decoder(model, target, drafter, shape)
         settings = self._settings(pair, shape if info else None, target, backend)
         return Engine(decoder, settings, pair.no_draft, self.owned)
@@ -187,7 +198,7 @@ class _Loader:
         in_order = not self.devices and self.flash_attention == "on"
         return Target(self._own(Context(model, "target", settings, capture)), every_row, in_order)
 
-    def _drafter(self, info: DrafterInfo, target: Target, shape: TreeShape) -> Eagle3Drafter:
+    def _drafter(self, info: DrafterInfo, target: Target, shape: TreeShape, feedback: str) -> Eagle3Drafter:
         model = self._model("drafter", info.path)
         rows = max(DRAFTER_ROWS, shape.width)
         cells = target.context.cells + shape.width * shape.depth
@@ -196,11 +207,10 @@ class _Loader:
         flash = FLASH_ATTENTION["auto" if self.devices else "off"]
         settings = ContextSettings(rows, rows, 1, threads, flash)
         encoder = self._own(Context(model, "drafter's encoder", settings, fused, target.context))
-        outputs = _native.Capture(["eagle3_prenorm-0"], info.width, rows)
+        outputs = _native.Capture([FED_BACK[feedback]], info.width, rows)
         settings = ContextSettings(cells, rows, 2 * shape.width, threads, flash)
         decoder = self._own(Context(model, "drafter", settings, outputs, target.context))
-        d2t = None if info.d2t is None else info.d2t.astype(np.int32)
-        return Eagle3Drafter(encoder, decoder, d2t, info.width)
+        return Eagle3Drafter(encoder, decoder, info)
 
     def _settings(self, pair: PairSettings, shape: TreeShape | None, target: Target, backend: str) -> dict[str, Any]:
         return {
@@ -219,4 +229,5 @@ class _Loader:
             "draft_depth": shape.depth if shape else None,
             "draft_width": shape.width if shape else None,
             "draft_tokens": shape.nodes if shape else None,
+            "feedback": pair.feedback if shape else None,
         }

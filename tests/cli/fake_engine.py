@@ -62,6 +62,7 @@ class FakeEngine:
             "draft_depth": tree.depth,
             "draft_width": tree.width,
             "draft_tokens": tree.nodes,
+            "feedback": self.pair.feedback,
         }
 
     def logit_gap(self, tokens: list[int], likelier: int, other: int) -> float:

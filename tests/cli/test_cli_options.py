@@ -20,6 +20,7 @@ CHANGES = [
     (["--draft-depth", "5"], {"draft_depth": 5}),
     (["--draft-width", "3"], {"draft_width": 3}),
     (["--draft-tokens", "30"], {"draft_tokens": 30}),
+    (["--feedback", "post"], {"feedback": "post"}),
     (["-n", "9"], {"max_tokens": 9}),
     (["-n9"], {"max_tokens": 9}),
     (["--max-tokens", "-1"], {"max_tokens": None}),
@@ -146,6 +147,7 @@ def test_pair_from_variables_can_be_answered_plainly(eagle3, monkeypatch):
     monkeypatch.setenv("EAGLE3_TARGET", "t.gguf")
     monkeypatch.setenv("EAGLE3_DRAFT", "d.gguf")
     monkeypatch.setenv("EAGLE3_DRAFT_WIDTH", "2")
+    monkeypatch.setenv("EAGLE3_FEEDBACK", "post")
     eagle3("generate", "hi", "--no-draft")
     assert (str(eagle3.engine.pair.target), eagle3.engine.pair.draft) == ("t.gguf", None)
     monkeypatch.setenv("EAGLE3_NO_DRAFT", "1")
@@ -163,6 +165,8 @@ def test_pair_from_variables_can_be_answered_plainly(eagle3, monkeypatch):
         (["--no-draft", "--draft-width", "3"], "--draft-width: has no effect with --no-draft"),
         (["--no-draft", "--draft-tokens", "3"], "--draft-tokens: has no effect with --no-draft"),
         (["--no-draft", "--draft-threads", "3"], "--draft-threads: has no effect with --no-draft"),
+        (["--no-draft", "--feedback", "pre"], "--feedback: has no effect with --no-draft"),
+        (["--feedback", "both"], "'both' is not one of"),
         (["--grammar", "x", "--json-schema", "{}"], "--json-schema: cannot be used with --grammar"),
         (["--grammar", "x", "--grammar-file", "x"], "--grammar-file: cannot be used with --grammar"),
         (["--grammar", " "], "--grammar: is empty"),

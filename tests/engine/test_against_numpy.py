@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from reference import DrafterReference, TargetReference, grow_fully, path_to, tokens_to
+from drafting import Drafting, agree
+from reference import TargetReference, path_to, tokens_to
 
 from eagle3_cli import context as llama_context
 from eagle3_cli.engine import load_engine
@@ -22,7 +23,7 @@ from eagle3_cli.engine.types import DraftTree
 from eagle3_cli.settings import Limits, PairSettings, RuntimeSettings, SamplingSettings, TreeShape
 
 GREEDY = SamplingSettings(temperature=0.0)
-TARGET, DRAFTER = 1e-4, 1e-2  # tolerances, of values of size 1 to 10
+TARGET = 1e-4  # tolerance, of values of size 1 to 10
 AUX = list(tiny.DRAFTER.aux_layers)
 PROMPT = [int(t) for t in np.random.default_rng(3).integers(0, tiny.END_OF_TEXT, 41)]
 
@@ -179,49 +180,6 @@ def test_cells_lie_in_the_order_of_their_positions_like_those_of_plain_decoding(
 
 
 # --- the drafter ----------------------------------------------------------------------------------------------
-
-
-class Drafting:
-    """What EAGLE-3 proposes after some committed tokens and a root, computed row by row."""
-
-    def __init__(self, target: tiny.TinyModel, drafter: tiny.TinyModel, committed: list[int], root: int) -> None:
-        config, own = drafter.config, drafter.weights
-        reader = TargetReference(target.weights, target.config)
-        _, inputs = reader.read(committed)
-        aux = inputs[:, list(config.aux_layers)].reshape(len(committed), -1)
-        embedding = own.get("token_embd.weight", target.weights["token_embd.weight"])
-        head = own.get("output.weight", target.weights["output.weight"])
-        self.model = DrafterReference(own, config, embedding, head, drafter.d2t)
-        self.past = len(committed)
-        self.rows: dict[tuple[int, ...], Any] = {}  # path -> (its row of memory, output, log-probabilities)
-        for p, token in enumerate([*committed[1:], root]):
-            out, _, logps = self.model.row(token, self.model.fuse(aux[p]), p, range(p))
-        self.rows[()] = self.past - 1, out, logps
-
-    def node(self, path: tuple[int, ...]) -> Any:
-        if path not in self.rows:
-            _, feature, _ = self.node(path[:-1])
-            ancestors = [self.node(path[:i])[0] for i in range(1, len(path))]
-            position = self.past + len(path) - 1
-            row = len(self.model.layer.keys)
-            out, _, logps = self.model.row(path[-1], feature, position, [*range(self.past), *ancestors])
-            self.rows[path] = row, out, logps
-        return self.rows[path]
-
-    def grow(self, shape: TreeShape) -> DraftTree:
-        return grow_fully(lambda path: self.model.best(self.node(path)[2], shape.width), shape)
-
-    def logp(self, path: tuple[int, ...]) -> float:
-        """Log-probability of a path under the drafter."""
-        ids = list(range(tiny.VOCAB)) if self.model.d2t is None else self.model.d2t.tolist()
-        return sum(self.node(path[:i])[2][ids.index(token)] for i, token in enumerate(path))
-
-
-def agree(tree: DraftTree, drafting: Drafting, shape: TreeShape) -> None:
-    """Every node has the reference's probability, and no better node was left out (near-ties may be swapped)."""
-    wanted = drafting.grow(shape)
-    close(list(tree.logps), [drafting.logp(tokens_to(tree, node)) for node in range(len(tree))], DRAFTER)
-    close(sorted(tree.logps), sorted(wanted.logps), DRAFTER)
 
 
 DRAFTERS = ["good", "random", "borrowing", "narrow"]

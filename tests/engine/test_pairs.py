@@ -16,7 +16,8 @@ import tiny
 
 from eagle3_cli.engine import load_engine
 from eagle3_cli.errors import FileError, PairError
-from eagle3_cli.gguf_file import GgufFile, check_target, read_drafter
+from eagle3_cli.gguf_file import GgufFile
+from eagle3_cli.model_files import check_target, read_drafter
 from eagle3_cli.settings import Limits, PairSettings, RuntimeSettings, SamplingSettings
 
 
@@ -77,11 +78,29 @@ def test_a_draft_vocabulary_of_one_token_fits(tiny_target, path):
     load(tiny_target.path, path)
 
 
-@pytest.mark.parametrize("d2t", [[9, 4, 200, 7, 31], [5, 5, 6, 5]])
-def test_an_unsorted_or_repeating_draft_vocabulary_changes_nothing(tiny_target, path, d2t):
-    """SpecForge 76: a vocabulary that was padded with one id."""
-    tiny.write_drafter(path, d2t=d2t)
+def test_an_unsorted_draft_vocabulary_fits(tiny_target, path):
+    tiny.write_drafter(path, d2t=[9, 4, 200, 7, 31])
     load(tiny_target.path, path)
+
+
+def test_without_switches_a_drafter_is_as_llama_runs_it(tiny_target, tiny_drafters):
+    info = read_drafter(tiny_drafters["random"].path, tiny_target.path)
+    assert (info.fc_norm, info.norm_output, info.final_norm, info.sliding_window) == (None, False, True, None)
+    assert info.eps == np.float32(tiny.DRAFTER.eps)
+
+
+def test_the_switches_of_a_file_are_read(tiny_target, path):
+    config = replace(tiny.DRAFTER, fc_norm=True, norm_output=True, window=6)
+    drafter = tiny.write_drafter(path, config)
+    info = read_drafter(path, tiny_target.path)
+    assert (info.norm_output, info.final_norm, info.sliding_window) == (True, True, 6)
+    assert info.fc_norm.dtype == np.float32
+    assert (info.fc_norm == drafter.weights["fc_norm"]).all()
+
+
+def test_a_missing_final_norm_is_read(tiny_target, path):
+    tiny.write_drafter(path, replace(tiny.DRAFTER, final_norm=False))
+    assert read_drafter(path, tiny_target.path).final_norm is False
 
 
 @pytest.mark.parametrize("missing", ["token_embd.weight", "output.weight"])
@@ -280,6 +299,70 @@ def test_an_empty_d2t(tiny_target, path):
     refuses(path, tiny_target.path, FileError, "d2t|damaged|output.weight")
 
 
+def test_a_d2t_that_names_a_token_twice(tiny_target, path):
+    """SpecForge 76: a vocabulary that was padded with one id."""
+    tiny.write_drafter(path, d2t=[6, 5, 9, 5, 5])
+    refuses(path, tiny_target.path, FileError, "d2t names token 5 3 times")
+
+
+@pytest.mark.parametrize("eps", [-1e-5, float("inf"), float("nan"), 1, None])
+def test_an_epsilon_that_no_norm_can_have(tiny_target, path, eps):
+    """llama.cpp asserts that it is not negative."""
+    tiny.write_drafter(path, eagle3__attention__layer_norm_rms_epsilon=eps)
+    refuses(path, tiny_target.path, FileError, "layer_norm_rms_epsilon as")
+
+
+@pytest.mark.parametrize("name", ["norm_output", "final_norm"])
+@pytest.mark.parametrize("value", [1, "true", [True]], ids=str)
+def test_a_switch_that_is_no_truth_value(tiny_target, path, name, value):
+    tiny.write_drafter(path, **{f"eagle3_cli__{name}": value})
+    refuses(path, tiny_target.path, FileError, f"expected eagle3_cli.{name} as bool")
+
+
+@pytest.mark.parametrize("value", [True, "6", [6], 6.0], ids=str)
+def test_a_window_that_is_no_number_of_positions(tiny_target, path, value):
+    tiny.write_drafter(path, eagle3_cli__sliding_window=value)
+    refuses(path, tiny_target.path, FileError, "expected eagle3_cli.sliding_window as int")
+
+
+def test_a_window_of_nothing(tiny_target, path):
+    tiny.write_drafter(path, eagle3_cli__sliding_window=0)
+    refuses(path, tiny_target.path, FileError, "expected eagle3_cli.sliding_window from 1 on, got 0")
+
+
+@pytest.mark.parametrize("value", [[1.0] * 191, [1.0] * 193, [1] * 192], ids=len)
+def test_an_fc_norm_that_is_not_three_rows_of_floats(tiny_target, path, value):
+    tiny.write_drafter(path, eagle3_cli__fc_norm=value)
+    refuses(path, tiny_target.path, FileError, "expected eagle3_cli.fc_norm as 192 floats")
+
+
+@pytest.mark.parametrize("value", [1.0, ["1.0"] * 192], ids=["number", "text"])
+def test_an_fc_norm_that_is_no_array_of_numbers(tiny_target, path, value):
+    tiny.write_drafter(path, eagle3_cli__fc_norm=value)
+    refuses(path, tiny_target.path, FileError, "expected eagle3_cli.fc_norm as list")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_fc_norm_that_is_not_finite(tiny_target, path, value):
+    tiny.write_drafter(path, eagle3_cli__fc_norm=[1.0] * 100 + [value] + [1.0] * 91)
+    refuses(path, tiny_target.path, FileError, "expected finite numbers in eagle3_cli.fc_norm")
+
+
+def test_fc_norm_together_with_norm_before_fc(tiny_target, path):
+    tiny.write_drafter(path, replace(tiny.DRAFTER, norm_before_fc=True, fc_norm=True))
+    refuses(path, tiny_target.path, FileError, "has both eagle3_cli.fc_norm and eagle3.norm_before_fc")
+
+
+def test_norm_output_without_a_final_norm(tiny_target, path):
+    tiny.write_drafter(path, replace(tiny.DRAFTER, norm_output=True, final_norm=False))
+    refuses(path, tiny_target.path, FileError, "norm_output is true, but final_norm is false")
+
+
+def test_a_missing_final_norm_whose_weights_are_not_ones(tiny_target, path):
+    tiny.write_drafter(path, weights=tiny.drafter_weights(tiny.DRAFTER, 11), eagle3_cli__final_norm=False)
+    refuses(path, tiny_target.path, FileError, "final_norm is false, so expected output_norm.weight as ones")
+
+
 # Missing or surplus tensors, and wrong shapes inside the layer, are llama.cpp's to report.
 
 
@@ -333,6 +416,23 @@ def test_another_vocabulary_size(tiny_target, path):
     weights = changed("token_embd.weight", lambda rows: rows[:-1].copy())
     tiny.write_drafter(path, weights=weights, tokens=[t for t in tiny.TOKENS if t != "the"])
     refuses(path, tiny_target.path, PairError, "vocabulary of 263 tokens, but target.gguf has 264")
+
+
+@pytest.mark.parametrize("model", ["no_vocab", "none"])
+def test_another_vocabulary_size_without_a_vocabulary(tiny_target, path, model):
+    tiny.write_drafter(path, tokens=[], tokenizer__ggml__model=model, eagle3__vocab_size=263)
+    refuses(path, tiny_target.path, PairError, "vocabulary of 263 tokens, but target.gguf has 264")
+
+
+@pytest.mark.parametrize("size", [None, "264"])
+def test_no_vocabulary_and_no_size_of_it(tiny_target, path, size):
+    tiny.write_drafter(path, tokens=[], eagle3__vocab_size=size)
+    refuses(path, tiny_target.path, FileError, "expected eagle3.vocab_size as int")
+
+
+def test_tokens_left_out_of_a_vocabulary_that_should_have_them(tiny_target, path):
+    tiny.write_drafter(path, tokens=[], tokenizer__ggml__model="gpt2")
+    refuses(path, tiny_target.path, PairError, "vocabulary of 0 tokens, but target.gguf has 264")
 
 
 def test_the_same_size_but_other_tokens(tiny_target, path):
@@ -426,7 +526,7 @@ FUZZ = """if True:
     import random, sys
     from pathlib import Path
     from eagle3_cli.errors import Eagle3Error
-    from eagle3_cli.gguf_file import check_target, read_drafter
+    from eagle3_cli.model_files import check_target, read_drafter
 
     source, header, target, draft, copy = Path(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:])
     data = source.read_bytes()

@@ -30,11 +30,11 @@ def vectors(size=SIZES):
     return size.flatmap(lambda n: npst.arrays(np.float32, n, elements=VALUES))
 
 
-def topk(rows, k: int, d2t=None):
+def topk(rows, k: int, d2t=None, scales=None):
     rows = np.ascontiguousarray(rows, np.float32)
     ids, logps = np.full((len(rows), k), -7, np.int32), np.full((len(rows), k), 7, np.float32)
     n = rows.shape[1] if d2t is None else len(d2t)
-    _native.topk(rows.ctypes.data, rows.shape[1], d2t, n, ids, logps, k)
+    _native.topk(rows.ctypes.data, rows.shape[1], d2t, n, ids, logps, k, scales)
     return ids, logps
 
 
@@ -65,11 +65,33 @@ def test_topk_equals_a_stable_numpy_sort(row, k):
 @given(vectors(), st.integers(1, 8), st.data())
 def test_topk_of_a_draft_vocabulary_ignores_all_other_tokens(row, k, data):
     chosen = data.draw(st.lists(st.integers(0, len(row) - 1), min_size=1, unique=True))
-    d2t = np.array(sorted(chosen), np.int32)
+    d2t = np.array(chosen, np.int32)
     ids, logps = topk(row[None], k, d2t)
     wanted_ids, wanted_logps = topk_reference(row, k, d2t)
     assert ids[0].tolist() == wanted_ids
     np.testing.assert_allclose(logps[0], wanted_logps, atol=1e-5, rtol=1e-6)
+
+
+@given(vectors(), st.integers(1, 8), st.sampled_from([0.25, 1.0, 3.0, 17.0]), st.booleans())
+def test_topk_with_a_scale_is_the_softmax_of_the_scaled_logits(row, k, scale, reverse):
+    d2t = np.arange(len(row), dtype=np.int32)[::-1].copy() if reverse else None
+    ids, logps = topk(row[None], k, d2t, np.array([scale], np.float32))
+    wanted_ids, wanted_logps = topk_reference(row.astype(np.float64) * scale, k, d2t)
+    assert ids[0].tolist() == wanted_ids
+    np.testing.assert_allclose(logps[0], wanted_logps, atol=1e-4, rtol=1e-5)
+
+
+def test_topk_scales_every_row_by_its_own_factor():
+    rows, scales = np.random.default_rng(1).normal(size=(3, 70)), np.array([0.5, 1, 4], np.float32)
+    _, logps = topk(rows, 5, scales=scales)
+    for i, scale in enumerate(scales):
+        np.testing.assert_allclose(logps[i], topk(rows[i : i + 1] * scale, 5)[1][0], atol=1e-5)
+
+
+@pytest.mark.parametrize(("scales", "error"), [(np.ones(1, np.float32), ValueError), (np.ones(2), TypeError)])
+def test_topk_wants_one_float32_scale_per_row(scales, error):
+    with pytest.raises(error, match="scales"):
+        topk(np.zeros((2, 4)), 2, scales=scales)
 
 
 @given(st.integers(1, 4), st.integers(1, 40), st.integers(1, 5), st.integers(0, 2**32 - 1))
