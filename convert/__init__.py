@@ -3,15 +3,19 @@
     from eagle3_cli.convert import ConvertSettings, convert
     report = convert(ConvertSettings(source=Path("drafter/"), target=Path("target.gguf"), output=Path("drafter.gguf")))
 
-    safetensors.py    reading checkpoints          target.py     what is needed of the target's GGUF
-    families.py       tensor names, as tables      config.py     facts of a drafter, all decisions with reasons
-    layers.py         aux layers                   config_keys.py   which keys stop a conversion
-    rope.py           RoPE scaling                 vocab.py      draft vocabulary: offsets to absolute ids
-    tensors.py        permutation, number types    plan.py       what the GGUF will hold
-    writer.py         temporary file and rename    check.py      reopening and comparing
-    gguf_header.py    quick GGUF metadata reader   pipeline.py   all of it in order
+    checkpoint.py    files, shards, directories      families.py      tensor names, as tables
+    safetensors.py   reading .safetensors            layout.py        one flat config, whichever family wrote it
+    torch_bin.py     reading .bin                    config.py        facts of a drafter, from here:
+    target.py        what is needed of the target      sizes.py         sizes and heads, by the tensors
+    target_hf.py     the same from a HF directory      switches.py      norms, feedback, window
+    gguf_header.py   quick GGUF metadata reader        layers.py        aux layers
+    plan.py          what the GGUF will hold           rope.py          RoPE scaling
+    tensors.py       permutation, number types         vocab.py         draft vocabulary: offsets to absolute ids
+    encode.py        into ggml's types                 config_keys.py   which keys stop a conversion
+    writer.py        writing header and tensors      output.py        complete or not at all
+    check.py         reopening and comparing         pipeline.py      all of it in order
 
-Importing this module is cheap: numpy and gguf are loaded by `convert`.  Torch is never needed.
+Importing this module is cheap: numpy and gguf are loaded by `convert`, torch only for a .bin file.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 AUX_CONVENTIONS = ("auto", "input", "output")
+FEEDBACKS = ("auto", "pre", "post")
 Progress = Callable[[str, int, int], None]  # tensor name, bytes done, bytes in total
 
 
@@ -29,22 +34,25 @@ Progress = Callable[[str, int, int], None]  # tensor name, bytes done, bytes in 
 class ConvertSettings:
     """What to convert.
 
-    source     a .safetensors file, its index, or the directory of a checkpoint
-    target     GGUF of the model that the drafter was trained for; its tokenizer is copied
+    source     a .safetensors or .bin file, the index of a sharded one, or the directory of a checkpoint
+    target     the model that the drafter was trained for, whose tokenizer is copied: a GGUF or a Hugging Face
+               directory; None where the checkpoint says enough
     output     GGUF to write
-    outtype    type of the matrices: f32, f16, bf16 or q8_0; norms are always F32
+    outtype    type of the matrices, see `eagle3 convert --help`; norms are always F32
     config     the drafter's config.json where it is not beside the checkpoint
     aux_convention   how the config counts aux layers: auto, input or output
+    feedback   which row the drafter feeds back: auto (what the config says), pre or post (the final norm)
     force      replace an existing output
     dry_run    do everything but write
     """
 
     source: Path
-    target: Path
+    target: Path | None
     output: Path
     outtype: str = "f16"
     config: Path | None = None
     aux_convention: str = "auto"
+    feedback: str = "auto"
     force: bool = False
     dry_run: bool = False
 
@@ -67,23 +75,32 @@ class Report:
     """What a conversion did.
 
     size         bytes of the file (of the tensors alone in a dry run)
+    target       where the facts of the target came from; None where none was given
     aux_layers   the *inputs* of these target layers; aux_layers_how: one sentence on how the config was read
     embeddings, head   "own" or "target"
-    d2t          "own (d2t)", "own (t2d)" or "identity"
+    d2t          "own (d2t)", "own (d2t, absolute ids)", "own (t2d)" or "identity"
+    vocabulary   "target" or "none": of the file itself
+    norm_* to sliding_window   see switches.py
     """
 
     family: str
     output: Path
     size: int
     outtype: str
+    target: Path | None
     aux_layers: tuple[int, int, int]
     aux_layers_how: str
     embeddings: str
     head: str
     d2t: str
+    vocabulary: str
     rope: str
     norm_before_residual: bool
     norm_before_fc: bool
+    fc_norm: bool
+    norm_output: bool
+    final_norm: bool
+    sliding_window: int | None
     tensors: tuple[TensorRow, ...]
     notes: tuple[str, ...]
     dry_run: bool
@@ -92,7 +109,7 @@ class Report:
         """The report for --json: plain lists, numbers and text."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         rows = [{f.name: getattr(row, f.name) for f in fields(row)} for row in self.tensors]
-        return {**values, "output": str(self.output), "tensors": rows}
+        return {**values, "output": str(self.output), "target": self.target and str(self.target), "tensors": rows}
 
 
 def convert(settings: ConvertSettings, progress: Progress | None = None) -> Report:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,16 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from ..errors import FileError
+from .encode import decode
+from .ggml_types import KINDS
 from .gguf_header import Field, TensorInfo, read_gguf
+from .parallel import in_order
 from .plan import Key, same_value
-from .tensors import Q8_BLOCK, Planned, blocks, decode, row_bytes, to_float32
+from .tensors import Planned, blocks, release, to_float32
 
 # Largest relative error of rounding to nearest: half a unit in the last place, doubled for good measure.
-RELATIVE = {"F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}
-SMALLEST = {"F32": 2.0**-149, "F16": 2.0**-24, "BF16": 2.0**-133}  # spacing of the subnormals
+RELATIVE = {"F16": 2.0**-10, "BF16": 2.0**-7}
+SMALLEST = {"F16": 2.0**-24, "BF16": 2.0**-133}  # spacing of the subnormals
 
 
 def check_gguf(path: Path, keys: tuple[Key | Field, ...], tensors: tuple[Planned, ...]) -> None:
@@ -32,43 +37,72 @@ def check_gguf(path: Path, keys: tuple[Key | Field, ...], tensors: tuple[Planned
     if list(file.tensors) != [t.name for t in tensors]:
         raise _fault("the list of tensors", list(file.tensors))
     data = np.memmap(path, dtype=np.uint8, mode="r")
-    for tensor in tensors:
-        _check_tensor(tensor, file.tensors[tensor.name], data)
+    steps = [step for tensor in tensors for step in _steps(tensor, file.tensors[tensor.name], data)]
+    with contextlib.closing(in_order(_check_rows, steps)) as checked:
+        for step, same in zip(steps, checked, strict=True):
+            if not same:
+                rows = f"rows {step.rows.start} to {step.rows.stop - 1}"
+                raise _fault(f"tensor {step.tensor.name}", f"other values in {rows}")
 
 
-def _check_tensor(tensor: Planned, info: TensorInfo, data: NDArray[np.uint8]) -> None:
+@dataclass(frozen=True)
+class _Step:
+    """Rows of a tensor and the bytes that the file holds for them."""
+
+    tensor: Planned
+    rows: slice
+    stored: NDArray[np.uint8]
+
+
+def _steps(tensor: Planned, info: TensorInfo, data: NDArray[np.uint8]) -> list[_Step]:
     if info.shape != tensor.shape or info.type != GGMLQuantizationType[tensor.kind]:
         raise _fault(f"tensor {tensor.name}", f"{GGMLQuantizationType(info.type).name} {list(info.shape)}")
-    if info.offset + tensor.nbytes > len(data):
-        raise _fault(f"tensor {tensor.name}", f"an end at byte {info.offset + tensor.nbytes} of {len(data)}")
-    width = row_bytes(tensor.kind, tensor.shape[-1])
-    stored = np.asarray(data[info.offset : info.offset + tensor.nbytes]).reshape(-1, width)
-    for rows, source in blocks(tensor):
-        part = stored[rows] if len(tensor.shape) > 1 else stored[0]
-        if not _equal(source, part, tensor):
-            raise _fault(f"tensor {tensor.name}", f"other values in rows {rows.start} to {rows.stop - 1}")
+    end = info.offset + tensor.nbytes
+    if end > len(data):
+        raise _fault(f"tensor {tensor.name}", f"an end at byte {end} of {len(data)}")
+    stored = np.asarray(data[info.offset : end])
+    width = tensor.nbytes // tensor.shape[0] if tensor.shape[0] else 0
+    return [_Step(tensor, rows, stored[rows.start * width : rows.stop * width]) for rows in blocks(tensor)]
 
 
-def _equal(source: NDArray[Any], stored: NDArray[np.uint8], tensor: Planned) -> bool:
+def _check_rows(step: _Step) -> bool:
+    same = _equal(step.tensor.read(step.rows), step.stored, step.tensor.dtype, step.tensor.kind)
+    step.tensor.forget(step.rows)
+    release(step.stored)
+    return same
+
+
+def _equal(source: NDArray[Any], stored: NDArray[np.uint8], dtype: str, kind: str) -> bool:
     """Whether stored bytes mean the source's values: exactly where the type holds them, else within its rounding."""
-    if tensor.kind == "I64":
-        return np.array_equal(source, stored.view("<i8"))
-    if tensor.dtype == tensor.kind:
-        return np.ascontiguousarray(source).tobytes() == stored.tobytes()
-    wanted, got = to_float32(source, tensor.dtype), decode(stored, tensor.kind).reshape(source.shape)
-    if tensor.kind == "F32":
+    source = np.ascontiguousarray(source).reshape(-1)
+    if dtype == kind or kind == "I64":
+        word = f"<u{source.itemsize}"  # as integers: a NaN differs from itself
+        return np.array_equal(source.view(word), stored.view(word))
+    wanted, got = to_float32(source, dtype), decode(stored, kind)
+    if kind == "F32":
         return np.array_equal(wanted, got)
-    return bool(np.all(np.abs(got - wanted) <= _tolerance(wanted, tensor.kind)))
+    error = np.abs(np.subtract(got, wanted, out=got), out=got)
+    size = np.abs(wanted, out=None if dtype == "F32" else wanted)  # F32 may be the source itself
+    if KINDS[kind].scales:
+        error, size = _block_maxima(error, KINDS[kind].block), _block_maxima(size, KINDS[kind].block)
+    return bool((error <= _tolerance(size, kind)).all())  # false for NaN, too
 
 
-def _tolerance(wanted: NDArray[np.float32], kind: str) -> NDArray[np.float32]:
-    """Largest allowed difference of each element."""
-    if kind != "Q8_0":
-        return np.abs(wanted) * np.float32(RELATIVE[kind]) + np.float32(SMALLEST[kind])
-    # half a step of 1/127 of the block's largest value, and the rounding of that step to float16
-    largest = np.abs(wanted).reshape(-1, Q8_BLOCK).max(axis=1, keepdims=True)
-    step = largest * np.float32(1.01 * (0.5 / 127 + 2.0**-11)) + np.float32(127 * 2.0**-24)
-    return np.broadcast_to(step, (step.shape[0], Q8_BLOCK)).reshape(wanted.shape)
+def _block_maxima(values: NDArray[np.float32], block: int) -> NDArray[np.float32]:
+    """values.reshape(-1, block).max(axis=1) for a power of two, nine times as fast; NaN where a block holds one."""
+    while block > 1:
+        values, block = np.maximum(values[0::2], values[1::2]), block // 2
+    return values
+
+
+def _tolerance(size: NDArray[np.float32], kind: str) -> NDArray[np.float32]:
+    """Largest allowed error of an element, from its magnitude; in a quantised type from the largest of its block."""
+    if KINDS[kind].scales:
+        relative, absolute = 1.01 * KINDS[kind].error, KINDS[kind].reach * SMALLEST["F16"]
+    else:
+        relative, absolute = RELATIVE[kind], SMALLEST[kind]
+    bound = np.multiply(size, np.float32(relative))
+    return np.add(bound, np.float32(absolute), out=bound)
 
 
 def _fault(what: str, found: object) -> FileError:

@@ -10,151 +10,74 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CheckpointError, PairError
-from .config_keys import check_keys, flag, integer
-from .families import SLOTS, Named
+from ..errors import CheckpointError
+from .checkpoint import StoredTensor
+from .config_keys import check_keys, integer
+from .families import Family
 from .layers import AuxLayers, choose_layers
 from .rope import Rope, read_rope
-from .safetensors import StoredTensor
+from .sizes import Heads, Sizes, check_sizes, read_heads, read_sizes
+from .switches import Switches, read_switches
 from .target import Target
 from .vocab import DraftVocab, draft_vocab
 
-DEFAULT_EPS = 1e-6  # transformers' LlamaConfig
+DEFAULT_EPS = 1e-6  # transformers' LlamaConfig and Qwen3Config
 
 
 @dataclass(frozen=True)
 class Facts:
     """Everything about a drafter that is not a weight.  Sizes count floats, heads, tokens or positions."""
 
+    family: Family
     hidden: int
     ffn: int
-    heads: int
-    kv_heads: int
-    head_dim: int
+    heads: Heads
     eps: float
     context: int
     aux: AuxLayers
     rope: Rope
     vocab: DraftVocab
-    norm_before_residual: bool
-    norm_before_fc: bool
+    switches: Switches
     notes: tuple[str, ...]
 
 
-def read_facts(config: Mapping[str, Any], named: Named, target: Target, convention: str = "auto") -> Facts:
-    """Decide everything.  CheckpointError or PairError with the key or tensor at the first contradiction."""
-    notes = check_keys(config)
-    tensors = named.tensors
-    sizes = _sizes(config, tensors, target)
-    heads, kv_heads, head_dim = _heads(config, sizes)
-    for name, tensor in tensors.items():
-        _check_shape(tensor, SLOTS[name].shape, sizes)
-    _check_stated(config, sizes, heads, kv_heads)
+@dataclass(frozen=True)
+class Choices:
+    """What the user decides: `auto`, `input` or `output` for aux layers; `auto`, `pre` or `post` for feedback."""
+
+    aux_convention: str = "auto"
+    feedback: str = "auto"
+
+
+def read_facts(
+    config: Mapping[str, Any],
+    tensors: Mapping[str, StoredTensor],
+    family: Family,
+    target: Target,
+    choices: Choices,
+) -> Facts:
+    """Decide everything.  An InputError with the key or tensor at the first contradiction.
+
+    config   flat, see layout.py; tensors by canonical name
+    """
+    notes = check_keys(config, family.copies_target)
+    sizes = read_sizes(tensors, target)
+    heads = read_heads(config, sizes)
+    check_sizes(config, tensors, sizes, target)
     vocab = draft_vocab(tensors, sizes["Vd"], target.vocab)
     _check_borrowed(tensors, sizes, vocab)
-    rope = read_rope(config, head_dim)
-    norm_before_fc = _norm_before_fc(config, tensors, notes)
+    rope = read_rope(config, heads.dim)
     return Facts(
-        hidden=sizes["H"], ffn=sizes["F"], heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-        eps=_eps(config, notes), context=_context(config, target, notes),
-        aux=choose_layers(config, target.layers, convention), rope=rope, vocab=vocab,
-        norm_before_residual=bool(flag(config, "norm_before_residual")), norm_before_fc=norm_before_fc,
+        family=family, hidden=sizes["H"], ffn=sizes["F"], heads=heads, eps=_eps(config, notes),
+        context=_context(config, target, notes), aux=choose_layers(config, target.layers, choices.aux_convention),
+        rope=rope, vocab=vocab, switches=read_switches(config, tensors, family, choices.feedback, notes),
         notes=(*notes, *vocab.notes, *rope.notes),
     )  # fmt: skip
 
 
-def _sizes(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor], target: Target) -> dict[str, int]:
-    """The symbols of `families.SLOTS`.  Matrices must be matrices; everything else is checked afterwards."""
-    rows = {}
-    for name in ("fc", "layer.self_attn.q_proj", "layer.self_attn.k_proj", "layer.mlp.gate_proj"):
-        tensor = tensors[name + ".weight"]
-        if len(tensor.shape) != 2 or 0 in tensor.shape:
-            raise CheckpointError(f"{tensor.name}: expected a matrix, got shape {list(tensor.shape)}.")
-        rows[name] = tensor.shape[0]
-    _check_fusion(tensors["fc.weight"], target)
-    hidden, head = rows["fc"], tensors.get("lm_head.weight")
-    return {
-        "H": hidden, "2H": 2 * hidden, "3Ht": 3 * target.width, "F": rows["layer.mlp.gate_proj"],
-        "Q": rows["layer.self_attn.q_proj"], "K": rows["layer.self_attn.k_proj"], "V": target.vocab,
-        "Vd": head.shape[0] if head is not None and head.shape else target.vocab,
-    }  # fmt: skip
-
-
-def _check_fusion(fc: StoredTensor, target: Target) -> None:
-    columns, width = fc.shape[1], target.width
-    if columns == 3 * width:
-        return
-    if columns % width == 0 and columns // width != 3 and columns % 3:
-        raise CheckpointError(
-            f"{fc.name}: shape {list(fc.shape)} fuses {columns // width} features of width {width}, expected 3.",
-            "llama.cpp's eagle3 graph fuses exactly three.",
-        )
-    made_for = f"width {columns // 3}" if columns % 3 == 0 else f"another width than {width}"
-    raise PairError(
-        f"{fc.name}: shape {list(fc.shape)} is made for a target of {made_for}, but {target.path} has {width}.",
-        "Give the --target that the drafter was trained for.",
-    )
-
-
-def _heads(config: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[int, int, int]:
-    """(heads, key/value heads, head_dim).  Counts follow from the rows of q and k; head_dim needs the config."""
-    head_dim = integer(config, "head_dim")
-    if head_dim is None:
-        heads = integer(config, "num_attention_heads")
-        if heads is None:
-            raise CheckpointError("config: neither head_dim nor num_attention_heads.", "Add one of them.")
-        if sizes["H"] % heads:
-            raise CheckpointError(f"config: {heads} heads do not divide the width {sizes['H']}.", "Add head_dim.")
-        head_dim = sizes["H"] // heads
-    if head_dim % 2:
-        raise CheckpointError(f"config: head_dim: expected an even number for RoPE, got {head_dim}.")
-    for what in ("Q", "K"):
-        if sizes[what] % head_dim:
-            raise CheckpointError(
-                f"{what.lower()}_proj has {sizes[what]} rows, which heads of {head_dim} dimensions do not divide."
-            )
-    heads, kv_heads = sizes["Q"] // head_dim, sizes["K"] // head_dim
-    if heads % kv_heads:
-        raise CheckpointError(f"{heads} attention heads cannot share {kv_heads} key/value heads.")
-    return heads, kv_heads, head_dim
-
-
-def _check_shape(tensor: StoredTensor, symbols: tuple[str, ...], sizes: Mapping[str, int]) -> None:
-    expected = [sizes[s] for s in symbols]
-    if list(tensor.shape) != expected:
-        raise CheckpointError(
-            f"{tensor.name}: shape {list(tensor.shape)}, expected {expected} ([{', '.join(symbols)}]; H drafter width,"
-            " Ht target width, Q and K query and key rows, F ffn width, V and Vd target and draft vocabulary)."
-        )
-    floats = tensor.name.endswith("weight")
-    if floats and tensor.dtype not in ("F32", "F16", "BF16", "F64"):
-        raise CheckpointError(
-            f"{tensor.name}: {tensor.dtype} means a quantised checkpoint; expected F32, F16 or BF16 weights.",
-            "Use the unquantised checkpoint and choose the size with --outtype.",
-        )
-
-
-def _check_stated(config: Mapping[str, Any], sizes: Mapping[str, int], heads: int, kv_heads: int) -> None:
-    """What the config says about sizes agrees with the tensors."""
-    stated = {
-        "hidden_size": sizes["H"], "intermediate_size": sizes["F"], "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads, "vocab_size": sizes["V"], "draft_vocab_size": sizes["Vd"],
-        "target_hidden_size": sizes["3Ht"] // 3,
-    }  # fmt: skip
-    for key, actual in stated.items():
-        value = integer(config, key)
-        if value is not None and value != actual:
-            other = "the target has" if key in ("vocab_size", "target_hidden_size") else "the tensors say"
-            kind = PairError if key in ("vocab_size", "target_hidden_size") else CheckpointError
-            raise kind(
-                f"config: {key} is {value}, but {other} {actual}.",
-                "Is this the target that the drafter was trained for, and does the config belong to these tensors?",
-            )
-
-
-def _check_borrowed(tensors: Mapping[str, StoredTensor], sizes: Mapping[str, int], vocab: DraftVocab) -> None:
+def _check_borrowed(tensors: Mapping[str, StoredTensor], sizes: Sizes, vocab: DraftVocab) -> None:
     """Embeddings and head can be the target's only where they fit."""
-    hidden, width = sizes["H"], sizes["3Ht"] // 3
+    hidden, width = sizes["H"], sizes["Ht"]
     for name in ("embed_tokens.weight", "lm_head.weight"):
         if name not in tensors and hidden != width:
             raise CheckpointError(
@@ -165,23 +88,10 @@ def _check_borrowed(tensors: Mapping[str, StoredTensor], sizes: Mapping[str, int
         raise CheckpointError("lm_head.weight is missing, and d2t or t2d reorders the vocabulary of the target's head.")
 
 
-def _norm_before_fc(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor], notes: list[str]) -> bool:
-    stated, there = flag(config, "norm_before_fc"), "input_norm.weight" in tensors
-    if stated is None and there:
-        notes.append("input_norm.weight is there and norm_before_fc is not in the config: taken as true")
-    elif bool(stated) != there:
-        raise CheckpointError(
-            f"config: norm_before_fc is {str(stated).lower()}, but the tensor input_norm.weight is"
-            f" {'there' if there else 'missing'}.",
-            "Use the complete checkpoint with its own config.",
-        )
-    return there
-
-
 def _eps(config: Mapping[str, Any], notes: list[str]) -> float:
     eps = config.get("rms_norm_eps")
     if eps is None:
-        notes.append(f"rms_norm_eps is not in the config: {DEFAULT_EPS:g}, transformers' default for Llama")
+        notes.append(f"rms_norm_eps is not in the config: {DEFAULT_EPS:g}, transformers' default")
         return DEFAULT_EPS
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < 1:
         raise CheckpointError(f"config: rms_norm_eps: expected a small positive number, got {eps!r}.")
@@ -191,6 +101,9 @@ def _eps(config: Mapping[str, Any], notes: list[str]) -> float:
 def _context(config: Mapping[str, Any], target: Target, notes: list[str]) -> int:
     """Positions the drafter was trained for; only informative, nothing is sized by it."""
     context = integer(config, "max_position_embeddings")
-    if context is not None and context < target.context:
+    if context is not None and target.context is not None and context < target.context:
         notes.append(f"trained for {context} positions, the target for {target.context}: acceptance may fall beyond")
-    return context or target.context
+    found = context or target.context
+    if found is None:
+        raise CheckpointError("config: no max_position_embeddings, and no --target to say how long texts get.")
+    return found

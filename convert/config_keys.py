@@ -41,18 +41,13 @@ MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
     "fc_bias": ((False,), "biases"),
     "use_qk_norm": ((False,), "normalised queries and keys"),
     "qk_norm": ((False,), "normalised queries and keys"),
-    "partial_rotary_factor": ((1,), "partial RoPE"),
     "rope_interleave": ((False,), "interleaved RoPE"),
     "quantization_config": (({},), "a quantised checkpoint"),
     "compression_config": (({},), "a quantised checkpoint"),
-    "fc_norm": ((False,), "EAGLE 3.1 (fc_norm), which this version cannot convert yet"),
-    "norm_output": ((False,), "EAGLE 3.1 (norm_output), which this version cannot convert yet"),
     "use_aux_hidden_state": ((True,), "only the target's last hidden state"),
-    "use_last_layernorm": ((True,), "no final norm"),
     "use_input_layernorm_in_first_layer": ((True,), "no norm on the token embedding"),
     "use_mtp_layernorm": ((False,), "a different input norm (use_mtp_layernorm)"),
     "parallel_draft_step": ((0, 1), "parallel drafting (P-EAGLE)"),
-    "parallel_draft_heads_num_layers": ((0,), "parallel drafting heads"),
     "parallel_drafting": ((False,), "parallel drafting (P-EAGLE)"),
     "num_experts": ((0,), "a mixture of experts"),
     "num_local_experts": ((0,), "a mixture of experts"),
@@ -61,13 +56,23 @@ MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
     "q_lora_rank": ((0,), "multi-head latent attention (MLA)"),
 }
 
+# Keys whose meaning the tensors show, too.  A config that is a copy of the target's says them of the target.
+SHOWN_BY_TENSORS = (
+    "num_hidden_layers", "attention_bias", "mlp_bias", "qkv_bias", "fc_bias", "use_qk_norm", "qk_norm",
+    "num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank", "q_lora_rank",
+)  # fmt: skip
+
 # Keys that are read, or that change nothing for one Llama layer whose tensors are all there.
 HARMLESS = re.compile(
-    r"architectures|model_type|eagle_config|eagle_aux_hidden_state_layer_ids|norm_before_(residual|fc)|hidden_size|"
-    r"intermediate_size|num_(attention|key_value)_heads|head_dim|(draft_)?vocab_size|target_hidden_size|rms_norm_eps|"
-    r"max_position_embeddings|rope_(theta|scaling|parameters)|torch_dtype|dtype|(bos|eos|pad|unk|sep)_token_id|"
-    r"transformers_version|use_cache|initializer_range|pretraining_tp|tie_word_embeddings|\w*dropout\w*|_?name_or_path|"
-    r"_name_or_path|auto_map|_?attn_implementation|max_window_layers|use_sliding_window|sliding_window|layer_types|"
+    r"architectures|model_type|eagle_config|eagle_aux_hidden_state_layer_ids|norm_before_(residual|fc)|fc_norm|"
+    r"norm_output|use_last_layernorm|partial_rotary_factor|hidden_size|"
+    r"intermediate_size|num_(attention|key_value)_heads|head_dim|(draft_|target_)?vocab_size|target_hidden_size|"
+    r"rms_norm_eps|max_position_embeddings|rope_(theta|scaling|parameters)|torch_dtype|dtype|"
+    r"(bos|eos|pad|unk|sep)_token_id|transformers_version|use_cache|initializer_range|pretraining_tp|"
+    r"tie_word_embeddings|\w*dropout\w*|_?name_or_path|auto_map|_?attn_implementation|max_window_layers|"
+    r"use_sliding_window|sliding_window|layer_types|decoder_sparse_step|router_aux_loss_coef|"
+    r"num_experts_per_tok|norm_topk_prob|mlp_only_layers|moe_\w+|attention_head_dim|norm_type|use_rotary_pos_emb|"
+    r"parallel_draft_heads_num_layers|"
     r"next_layer_regular|has_lm_head|return_dict|id2label|label2id|embd_pdrop|resid_pdrop|attn_pdrop|torchscript|"
     r"chunk_size_feed_forward|cross_attention_hidden_size|layer_norm_eps|eagle_decoder_type|\w+_(beams|length)|"
     r"temperature|top_[kp]|typical_p|\w*penalty|num_return_sequences|tokenizer_class|mode|target_model_type|"
@@ -83,16 +88,19 @@ SUSPICIOUS = re.compile(
 )
 
 
-def check_keys(config: Mapping[str, Any]) -> list[str]:
-    """Notes on keys that are ignored; CheckpointError for keys that ask for what llama.cpp cannot run."""
+def check_keys(config: Mapping[str, Any], copies_target: bool = False) -> list[str]:
+    """Notes on keys that are ignored; CheckpointError for keys that ask for what llama.cpp cannot run.
+
+    copies_target   the config is a copy of the target's: what tensors would show is not taken from it
+    """
     notes: list[str] = []
     nested = config.get("eagle_config")
     if nested is not None and not isinstance(nested, dict):
         raise CheckpointError(f"config: eagle_config: expected an object, got {nested!r}.")
     for place, keys in (("config", config), ("config: eagle_config", nested or {})):
         for key, value in keys.items():
-            _check_key(place, key, value, notes)
-    _check_window(config)
+            if not (copies_target and key in SHOWN_BY_TENSORS):
+                _check_key(place, key, value, notes)
     return notes
 
 
@@ -112,17 +120,3 @@ def _check_key(place: str, key: str, value: Any, notes: list[str]) -> None:
                 "If it does not, remove it from a copy of the config and give that with --config.",
             )
         notes.append(f"{place}: the key {key!r} is not used")
-
-
-def _check_window(config: Mapping[str, Any]) -> None:
-    """Sliding-window attention: a window that is switched off or covers all positions is none."""
-    window, context = integer(config, "sliding_window"), integer(config, "max_position_embeddings")
-    types = config.get("layer_types") or []
-    if not isinstance(types, list):
-        raise CheckpointError(f"config: layer_types: expected a list, got {types!r}.")
-    off = window is None or config.get("use_sliding_window") is False or (context is not None and window >= context)
-    if (not off and types != ["full_attention"]) or "sliding_attention" in types:
-        raise CheckpointError(
-            f"config: sliding_window is {window}, layer_types is {types!r}: this drafter has sliding-window attention.",
-            "llama.cpp's eagle3 graph has full attention only; use another drafter for this target.",
-        )

@@ -1,26 +1,26 @@
 """Names: which family a checkpoint belongs to, what its tensors mean, and which tensors nobody here can run.
 
-Everything is a table.  A new layout is a new row; code is only needed where a family's config means something else.
-Source of the names: docs/checkpoint_families.md, from public code and training configs.
+Everything is a table.  A new layout is a new row; code is only needed where a family's config means something else
+(layout.py).  Source of the names: docs/checkpoints.md, from public code and training configs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import CheckpointError
-from .safetensors import Checkpoint, StoredTensor
+from .checkpoint import Checkpoint, StoredTensor
 
 
 @dataclass(frozen=True)
 class Slot:
     """One tensor of the drafter.
 
-    gguf    its name in llama.cpp's eagle3 architecture, None when it is read but not stored
-    shape   PyTorch order (rows first) in the symbols of `config.Sizes`
+    gguf    its name in llama.cpp's eagle3 architecture, None when it is not stored as a tensor
+    shape   PyTorch order (rows first) in the symbols of `sizes.read_sizes`
     """
 
     gguf: str | None
@@ -33,6 +33,9 @@ class Slot:
 SLOTS: dict[str, Slot] = {
     "fc.weight": Slot("fc.weight", ("H", "3Ht")),
     "input_norm.weight": Slot("enc.output_norm.weight", ("3Ht",), required=False),
+    "fc_norm.0.weight": Slot(None, ("Ht",), required=False),
+    "fc_norm.1.weight": Slot(None, ("Ht",), required=False),
+    "fc_norm.2.weight": Slot(None, ("Ht",), required=False),
     "layer.input_layernorm.weight": Slot("blk.0.attn_norm.weight", ("H",)),
     "layer.hidden_norm.weight": Slot("blk.0.attn_norm_2.weight", ("H",)),
     "layer.self_attn.q_proj.weight": Slot("blk.0.attn_q.weight", ("Q", "2H")),
@@ -43,7 +46,7 @@ SLOTS: dict[str, Slot] = {
     "layer.mlp.gate_proj.weight": Slot("blk.0.ffn_gate.weight", ("F", "H")),
     "layer.mlp.up_proj.weight": Slot("blk.0.ffn_up.weight", ("F", "H")),
     "layer.mlp.down_proj.weight": Slot("blk.0.ffn_down.weight", ("H", "F")),
-    "norm.weight": Slot("output_norm.weight", ("H",)),
+    "norm.weight": Slot("output_norm.weight", ("H",), required=False),  # where the config says that there is none
     "lm_head.weight": Slot("output.weight", ("Vd", "H"), required=False),
     "embed_tokens.weight": Slot("token_embd.weight", ("V", "H"), required=False),
     "d2t": Slot("d2t", ("Vd",), required=False),
@@ -58,7 +61,7 @@ IGNORED = re.compile(r"(^|\.)rotary_emb\.|^verifier_")
 # (pattern of a source name, what it is).  The first match is reported.
 REFUSED: tuple[tuple[str, str], ...] = (
     (r"(^|\.)mask_hidden$|^mask_token", "P-EAGLE (parallel drafting)"),
-    (r"(^|\.)fc_norm\.", "EAGLE 3.1 (one norm per feature), which this version cannot convert yet"),
+    (r"(^|\.)fc_norm\.", "another number of feature norms than 3"),
     (r"\.(qweight|qzeros|scales|g_idx|weight_packed|weight_scale\w*|weight_zero_point|input_scale|absmax)$",
      "a quantised checkpoint; only F32, F16 and BF16 weights can be converted"),
     (r"self_attn\.(q_norm|k_norm)\.", "normalised queries and keys (q/k norm, as in Qwen3)"),
@@ -70,43 +73,81 @@ REFUSED: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Family:
-    """A way of writing EAGLE-3 checkpoints.  refusal names a family that is known but cannot be converted yet."""
+class Family(NamedTuple):
+    """A way of writing EAGLE-3 checkpoints.
+
+    norm_before_residual   what it means that the config does not say
+    copies_target   its configs are the target's with some keys changed: the others do not speak of the drafter
+    """
 
     name: str
-    refusal: str | None = None
+    norm_before_residual: bool = False
+    copies_target: bool = False
 
 
-SAFEAILAB = Family("SafeAILab")
+SAFEAILAB = Family("SafeAILab", copies_target=True)
 SPECFORGE = Family("SpecForge")
-ANGELSLIM = Family("AngelSlim")
+ANGELSLIM = Family("AngelSlim", copies_target=True)
 MODELOPT = Family("ModelOpt")
-NEMO = Family("NeMo")
-SPECULATORS = Family("speculators", "its nested config (transformer_layer_config) cannot be read yet")
+NEMO = Family("NeMo", copies_target=True)
+SPECULATORS = Family("speculators", norm_before_residual=True)  # as vLLM, for which these files are made, reads them
 
 ARCHITECTURES = {
     "LlamaForCausalLMEagle3": SPECFORGE,
     "Eagle3LlamaForCausalLM": ANGELSLIM,
+    "CosyVoice3Eagle3LlamaForCausalLM": ANGELSLIM,
     "Eagle3Speculator": SPECULATORS,
     "Eagle3DraftModel": SPECULATORS,
 }
 
+# (pattern of an architecture or of speculators_model_type, what it is): drafters of another kind.
+OTHER_DRAFTERS: tuple[tuple[str, str], ...] = (
+    (r"p-?eagle", "P-EAGLE (parallel drafting)"),
+    (r"dflash", "DFlash (block diffusion)"),
+    (r"dspark", "DSpark (block diffusion)"),
+    (r"domino", "Domino"),
+    (r"medusa", "Medusa heads"),
+    (r"mlp_?speculator", "an MLP speculator"),
+    (r"mtp|nextn", "multi-token prediction"),
+    (r"^(?!.*eagle-?3).*eagle", "EAGLE-1/2, which fuses one feature with the token embedding"),
+)
 
-def detect(config: Mapping[str, Any], names: Mapping[str, object]) -> Family:
+
+def detect(config: Mapping[str, Any], names: Collection[str]) -> Family:
     """The family, by the config's architecture where that is distinctive, otherwise by the tensors' names.
 
     SafeAILab files say LlamaForCausalLM like any Llama model, so they are what remains.
+    CheckpointError for a config that names another kind of drafter.
     """
-    if "transformer_layer_config" in config or "speculators_model_type" in config:
+    architectures = _architectures(config)
+    kind = config.get("speculators_model_type")
+    for name in (*architectures, kind):
+        _refuse_other(name)
+    if "transformer_layer_config" in config or kind is not None:
         return SPECULATORS
-    architectures = config.get("architectures")
-    for architecture in architectures if isinstance(architectures, list) else []:
-        if isinstance(architecture, str) and architecture in ARCHITECTURES:
-            return ARCHITECTURES[architecture]
+    found = next((ARCHITECTURES[name] for name in architectures if name in ARCHITECTURES), None)
+    numbered = any(name.startswith("layers.0.") for name in names)
+    if found and not (found == SPECFORGE and numbered):  # ModelOpt exports under SpecForge's name
+        return found
     if any(name.startswith(("model.layers.0.", "model.midlayer.")) for name in names):
         return NEMO
-    return MODELOPT if any(name.startswith("layers.0.") for name in names) else SAFEAILAB
+    return MODELOPT if numbered else SAFEAILAB
+
+
+def _architectures(config: Mapping[str, Any]) -> list[str]:
+    value = config.get("architectures")
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+
+
+def _refuse_other(name: Any) -> None:
+    if not isinstance(name, str):
+        return
+    for pattern, what in OTHER_DRAFTERS:
+        if re.search(pattern, name, re.IGNORECASE):
+            raise CheckpointError(
+                f"config: {name!r} names {what}, not an EAGLE-3 drafter.",
+                "llama.cpp's eagle3 graph cannot run it; look for an EAGLE-3 drafter for this target.",
+            )
 
 
 def canonical(name: str) -> str:

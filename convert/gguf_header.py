@@ -55,6 +55,23 @@ class _Truncated(Exception):
     """The metadata ends before it should."""
 
 
+def pack(name: str, kind: str, values: Any) -> Field:
+    """A field of our own: one value, or a list of them.  kind is GGUF's name of the type; text items are bytes."""
+    code = {"STRING": STRING, "FLOAT32": 6, "INT32": 5, "UINT32": 4, "BOOL": 7}[kind]
+    if not isinstance(values, list):
+        head = struct.pack("<I", code)
+        raw = _pack_text(values.encode()) if code == STRING else struct.pack("<" + SCALARS[code], values)
+        return Field(name, code, head + raw, values, 1)
+    head = struct.pack("<IIQ", ARRAY, code, len(values))
+    if code == STRING:
+        return Field(name, ARRAY, head + b"".join(map(_pack_text, values)), None, len(values))
+    return Field(name, ARRAY, head + struct.pack(f"<{len(values)}{SCALARS[code]}", *values), None, len(values))
+
+
+def _pack_text(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
 def read_gguf(path: Path) -> GgufFile:
     """Metadata and tensor table of a GGUF file.  FileError when it is missing, truncated or no GGUF."""
     try:

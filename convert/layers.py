@@ -24,17 +24,23 @@ class AuxLayers:
     how: str
 
 
-def choose_layers(config: Mapping[str, Any], n_layers: int, convention: str = "auto") -> AuxLayers:
-    """The aux layers of a target with n_layers layers.
+def choose_layers(config: Mapping[str, Any], n_layers: int | None, convention: str = "auto") -> AuxLayers:
+    """The aux layers of a target with n_layers layers (None: not known).
 
-    Rule: first id 1 -> outputs, first id 2 -> inputs, otherwise ids in eagle_config -> outputs and ids at top level
-    -> inputs (docs/checkpoint_families.md, "Which layers").  convention "input" or "output" overrides it.
-    CheckpointError for anything but three ascending layers of this target.
+    Rule: first id 1 -> outputs, first id 2 -> inputs, otherwise ids in eagle_config -> outputs, unless the last one
+    would then lie behind the last layer, and ids at top level -> inputs (docs/checkpoints.md, "Which layers").
+    convention "input" or "output" overrides it.  CheckpointError for anything but three ascending layers of this
+    target, and where only the number of its layers could tell.
     """
     found = _lists(config)
     if not found:
         if convention != "auto":
             raise OptionError("--aux-convention: has no effect, the config names no aux layers.", "Leave it out.")
+        if n_layers is None:
+            raise CheckpointError(
+                f"config: no {KEY}, and the default depends on the target's number of layers.",
+                f"Give --target, or add {KEY} to a copy of the config and give that with --config.",
+            )
         return _default(n_layers)
     readings = [_read(place, ids, n_layers, convention) for place, ids in found]
     if readings[0].inputs != readings[-1].inputs:
@@ -63,16 +69,16 @@ def _default(n_layers: int) -> AuxLayers:
     return AuxLayers((low, middle, high), f"absent from the config, so the default [2, n/2, n-3] of {n_layers} layers")
 
 
-def _read(place: str, ids: Any, n_layers: int, convention: str) -> AuxLayers:
+def _read(place: str, ids: Any, n_layers: int | None, convention: str) -> AuxLayers:
     if not isinstance(ids, list) or len(ids) != 3 or not all(type(i) is int for i in ids):
         raise CheckpointError(
             f"config: {KEY} ({place}): expected three layer ids, got {ids!r}.", "llama.cpp fuses exactly three layers."
         )
     if not 1 <= ids[0] < ids[1] < ids[2]:
         raise CheckpointError(f"config: {KEY} ({place}): expected three ascending ids of at least 1, got {ids}.")
-    outputs, why = _is_outputs(place, ids[0], convention)
+    outputs, why = _is_outputs(place, ids, n_layers, convention)
     inputs = tuple(i + 1 for i in ids) if outputs else tuple(ids)
-    if inputs[2] > n_layers:
+    if n_layers is not None and inputs[2] > n_layers:
         meant = f"counted as outputs they are the inputs of layers {list(inputs)}" if outputs else "inputs of layers"
         raise CheckpointError(
             f"config: {KEY} ({place}): {ids} does not fit a target of {n_layers} layers ({meant}).",
@@ -83,11 +89,19 @@ def _read(place: str, ids: Any, n_layers: int, convention: str) -> AuxLayers:
     return AuxLayers((inputs[0], inputs[1], inputs[2]), f"{ids} ({place}) read as layer {action}: {why}")
 
 
-def _is_outputs(place: str, first: int, convention: str) -> tuple[bool, str]:
+def _is_outputs(place: str, ids: list[int], n_layers: int | None, convention: str) -> tuple[bool, str]:
     """Whether ids count layer outputs, and why we think so."""
     if convention != "auto":
         return convention == "output", f"--aux-convention {convention}"
-    if first in (1, 2):
-        return first == 1, f"the first id is {first}"
-    nested = place == "eagle_config"
-    return nested, "ids in eagle_config count outputs" if nested else "ids at top level count inputs"
+    if ids[0] in (1, 2):
+        return ids[0] == 1, f"the first id is {ids[0]}"
+    if place != "eagle_config":
+        return False, "ids at top level count inputs"
+    if n_layers is None:
+        raise CheckpointError(
+            f"config: {KEY} ({place}): whether {ids} counts layer inputs or outputs depends on the target's layers.",
+            "Give --target, or --aux-convention.",
+        )
+    if ids[2] == n_layers:
+        return False, f"counted as outputs, {ids[2]} would lie behind the last of {n_layers} layers"
+    return True, "ids in eagle_config count outputs"

@@ -12,14 +12,22 @@ from typing import Any
 
 import numpy as np
 
+from .checkpoint import StoredTensor
 from .config import Facts
+from .encode import encode
 from .families import SLOTS, Named
-from .gguf_header import Field
-from .safetensors import StoredTensor
+from .ggml_types import KINDS, Rule
+from .gguf_header import Field, pack
+from .switches import FC_NORMS
 from .target import Target
-from .tensors import OUTTYPES, Q8_BLOCK, Planned, rotary_order
+from .tensors import OUTTYPES, Planned, rotary_order
 
-FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}  # llama.cpp's enum llama_ftype
+# llama.cpp's enum llama_ftype
+FILE_TYPES = {
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10,
+    "q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18,
+    "iq4_nl": 25, "iq4_xs": 30, "bf16": 32,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,37 +43,40 @@ class Key:
 def plan_tensors(named: Named, facts: Facts, outtype: str) -> tuple[Planned, ...]:
     """The output's tensors, in the order of `SLOTS`: the same bytes whichever names the checkpoint used."""
     planned = []
+    rule = Rule(outtype, facts.heads.count // facts.heads.kv, "lm_head.weight" in named.tensors)
     for name, slot in SLOTS.items():
         if name in named.tensors and slot.gguf is not None and name != "d2t":
-            planned.append(_plan(slot.gguf, named.tensors[name], facts, outtype))
+            planned.append(_plan(slot.gguf, named.tensors[name], facts, rule))
     if facts.vocab.ids is not None:
-        mask = "d2t" not in named.tensors
-        source = named.tensors["t2d" if mask else "d2t"].name
-        how = "mask to absolute ids" if mask else "offsets to absolute ids"
-        planned.append(Planned("d2t", "I64", source, "I64", facts.vocab.ids, transform=how))
+        source = named.tensors[facts.vocab.source].name
+        planned.append(Planned("d2t", "I64", source, "I64", facts.vocab.ids, transform=facts.vocab.transform))
+    if not facts.switches.final_norm:
+        ones, how = np.ones(facts.hidden, np.float32), "ones: there is no final norm"
+        planned.append(Planned("output_norm.weight", "F32", "config", "F32", ones, transform=how))
     if facts.rope.divisors is not None:
         how = "computed from the config's RoPE scaling"
         planned.append(Planned("rope_freqs.weight", "F32", "config", "F32", facts.rope.divisors, transform=how))
     return tuple(planned)
 
 
-def _plan(gguf: str, tensor: StoredTensor, facts: Facts, outtype: str) -> Planned:
-    kind, how = _kind(tensor, outtype)
+def _plan(gguf: str, tensor: StoredTensor, facts: Facts, rule: Rule) -> Planned:
+    kind, how = _kind(gguf, tensor, rule)
     order = None
     if gguf in ("blk.0.attn_q.weight", "blk.0.attn_k.weight"):
-        heads = facts.heads if gguf == "blk.0.attn_q.weight" else facts.kv_heads
-        order = rotary_order(heads, facts.head_dim)
+        heads = facts.heads.count if gguf == "blk.0.attn_q.weight" else facts.heads.kv
+        order = rotary_order(heads, facts.heads.dim, facts.rope.dimensions)
         how = ", ".join(filter(None, ("rows permuted for RoPE", how)))
     return Planned(gguf, kind, tensor.name, tensor.dtype, tensor.data, order, how)
 
 
-def _kind(tensor: StoredTensor, outtype: str) -> tuple[str, str]:
+def _kind(gguf: str, tensor: StoredTensor, rule: Rule) -> tuple[str, str]:
     """(ggml type, remark).  Norms stay F32: they are tiny, and llama.cpp multiplies by them in F32."""
     if len(tensor.shape) == 1:
         return "F32", ""
-    if outtype == "q8_0" and tensor.shape[1] % Q8_BLOCK:
-        return "F16", f"rows of {tensor.shape[1]} do not fit Q8_0's blocks of {Q8_BLOCK}"
-    return OUTTYPES[outtype], ""
+    columns, most = tensor.shape[1], OUTTYPES[rule.outtype]
+    block = KINDS[most].block
+    how = f"rows of {columns} do not fit {most}'s blocks of {block}" if columns % block else ""
+    return rule.kind(gguf, columns), how
 
 
 def origins(named: Mapping[str, StoredTensor], facts: Facts) -> dict[str, str]:
@@ -77,12 +88,12 @@ def origins(named: Mapping[str, StoredTensor], facts: Facts) -> dict[str, str]:
     }
 
 
-def plan_keys(facts: Facts, target: Target, outtype: str) -> tuple[Key | Field, ...]:
-    """All keys: ours, then the target's tokenizer as it is."""
-    rope, u32 = facts.rope, "UINT32"
+def plan_keys(named: Named, facts: Facts, target: Target, outtype: str) -> tuple[Key | Field, ...]:
+    """All keys: llama.cpp's, ours, then the target's tokenizer as it is."""
+    rope, heads, switches, u32 = facts.rope, facts.heads, facts.switches, "UINT32"
     keys = [
         Key("general.type", "STRING", "model"),
-        Key("general.name", "STRING", f"EAGLE-3 drafter for {target.name}"),
+        Key("general.name", "STRING", f"EAGLE-3 drafter for {target.name}" if target.name else "EAGLE-3 drafter"),
         Key("general.file_type", u32, FILE_TYPES[outtype]),
         Key("general.quantization_version", u32, 2),
         Key("eagle3.vocab_size", u32, target.vocab),
@@ -90,23 +101,41 @@ def plan_keys(facts: Facts, target: Target, outtype: str) -> tuple[Key | Field, 
         Key("eagle3.embedding_length", u32, facts.hidden),
         Key("eagle3.block_count", u32, 1),
         Key("eagle3.feed_forward_length", u32, facts.ffn),
-        Key("eagle3.attention.head_count", u32, facts.heads),
-        Key("eagle3.attention.head_count_kv", u32, facts.kv_heads),
-        Key("eagle3.attention.key_length", u32, facts.head_dim),
-        Key("eagle3.attention.value_length", u32, facts.head_dim),
+        Key("eagle3.attention.head_count", u32, heads.count),
+        Key("eagle3.attention.head_count_kv", u32, heads.kv),
+        Key("eagle3.attention.key_length", u32, heads.dim),
+        Key("eagle3.attention.value_length", u32, heads.dim),
         Key("eagle3.attention.layer_norm_rms_epsilon", "FLOAT32", facts.eps),
-        Key("eagle3.rope.dimension_count", u32, facts.head_dim),
+        Key("eagle3.rope.dimension_count", u32, rope.dimensions),
         Key("eagle3.rope.freq_base", "FLOAT32", rope.theta),
         Key("eagle3.target_layers", "ARRAY", list(facts.aux.inputs), "INT32"),
         Key("eagle3.target_hidden_size", u32, target.width),
-        Key("eagle3.norm_before_residual", "BOOL", facts.norm_before_residual),
-        Key("eagle3.norm_before_fc", "BOOL", facts.norm_before_fc),
-        Key("eagle3_cli.target_name", "STRING", target.name),
-        Key("eagle3_cli.target_architecture", "STRING", target.architecture),
+        Key("eagle3.norm_before_residual", "BOOL", switches.norm_before_residual),
+        Key("eagle3.norm_before_fc", "BOOL", switches.norm_before_fc),
     ]
     kinds = {str: "STRING", int: u32, float: "FLOAT32"}
     keys += [Key(f"eagle3.rope.scaling.{name}", kinds[type(v)], v) for name, v in rope.scaling.items()]
-    return (*keys, *target.tokenizer)
+    return (*keys, *_own_keys(named, facts, target), *target.tokenizer)
+
+
+def _own_keys(named: Named, facts: Facts, target: Target) -> list[Key | Field]:
+    """What only eagle3 reads (gguf_file.py): the parts of a drafter that llama.cpp's graph lacks, and its origin."""
+    switches = facts.switches
+    keys: list[Key | Field] = []
+    if target.name and target.architecture:
+        keys.append(Key("eagle3_cli.target_name", "STRING", target.name))
+        keys.append(Key("eagle3_cli.target_architecture", "STRING", target.architecture))
+    if switches.fc_norm:
+        norms = [named.tensors[name] for name in FC_NORMS]
+        weights = [encode(norm.data, norm.dtype, "F32", norm.name).view(np.float32) for norm in norms]
+        keys.append(pack("eagle3_cli.fc_norm", "FLOAT32", np.concatenate(weights).tolist()))
+    if switches.norm_output:
+        keys.append(Key("eagle3_cli.norm_output", "BOOL", True))
+    if not switches.final_norm:
+        keys.append(Key("eagle3_cli.final_norm", "BOOL", False))
+    if switches.window is not None:
+        keys.append(Key("eagle3_cli.sliding_window", "UINT32", switches.window))
+    return keys
 
 
 def same_value(key: Key, stored: Any) -> bool:

@@ -24,9 +24,11 @@ DEFAULT_THETA = 10000.0  # of every implementation that trains drafters; never t
 
 @dataclass(frozen=True)
 class Rope:
-    """theta; scaling: values of `eagle3.rope.scaling.*` keys; divisors: float32 [head_dim/2] of `rope_freqs`."""
+    """theta; dimensions: how many of a head's are rotated, from the first on; scaling: values of
+    `eagle3.rope.scaling.*` keys; divisors: float32 [dimensions/2] of `rope_freqs`."""
 
     theta: float
+    dimensions: int
     scaling: dict[str, str | float | int]
     divisors: NDArray[np.float32] | None
     description: str
@@ -42,7 +44,7 @@ _KNOWN = {
 
 
 def read_rope(config: Mapping[str, Any], head_dim: int) -> Rope:
-    """RoPE of a drafter whose heads have head_dim dimensions, all of them rotated.
+    """RoPE of a drafter whose heads have head_dim dimensions.
 
     CheckpointError for a type or a key that llama.cpp cannot run, and for places that contradict each other.
     """
@@ -54,14 +56,29 @@ def read_rope(config: Mapping[str, Any], head_dim: int) -> Rope:
             f"config: rope type {kind!r} is unknown, expected one of {', '.join(RULES)}.",
             "llama.cpp's eagle3 graph cannot run it; use another drafter.",
         )
-    return RULES[kind](_Request(kind, theta, head_dim, scaling, config.get("max_position_embeddings")))
+    dimensions = _rotated(config, scaling, head_dim)
+    return RULES[kind](_Request(kind, theta, dimensions, scaling, config.get("max_position_embeddings")))
+
+
+def _rotated(config: Mapping[str, Any], scaling: Mapping[str, Any], head_dim: int) -> int:
+    """Rotated dimensions of a head: an even share, by partial_rotary_factor."""
+    places = (config, scaling)
+    values = [p["partial_rotary_factor"] for p in places if p.get("partial_rotary_factor") is not None]
+    if not values:
+        return head_dim
+    factor = _number("partial_rotary_factor", values[0], least=1e-6)
+    dimensions = int(head_dim * factor)
+    if values[0] != values[-1] or factor > 1 or dimensions % 2 or dimensions < 2:
+        stated = " and ".join(map(str, values))
+        raise CheckpointError(f"config: partial_rotary_factor: {stated} of {head_dim} dimensions is no even share.")
+    return dimensions
 
 
 @dataclass(frozen=True)
 class _Request:
     kind: str
     theta: float
-    head_dim: int
+    dimensions: int
     scaling: Mapping[str, Any]
     context: Any
 
@@ -69,12 +86,13 @@ class _Request:
         return _number(f"rope scaling, {key}", self.scaling.get(key, default), least)
 
     def frequencies(self) -> NDArray[np.float64]:
-        """Radians per position of each pair of dimensions, [head_dim/2]."""
-        return 1.0 / self.theta ** (np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim)
+        """Radians per position of each pair of dimensions, [dimensions/2]."""
+        return 1.0 / self.theta ** (np.arange(0, self.dimensions, 2, dtype=np.float64) / self.dimensions)
 
     def done(self, detail: str, **more: Any) -> Rope:
         text = f"theta {self.theta:g}" + (f", {self.kind} ({detail})" if detail else "")
-        return Rope(**{"theta": self.theta, "scaling": {}, "divisors": None, "description": text, **more})
+        base = {"theta": self.theta, "dimensions": self.dimensions, "scaling": {}, "divisors": None}
+        return Rope(**{**base, "description": text, **more})
 
 
 def _scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -191,15 +209,15 @@ def _magnitude(request: _Request, factor: float, usual: float) -> float:
 def _ramp_ends(request: _Request, original: int, betas: tuple[float, float], truncate: bool) -> tuple[float, float]:
     """Pair numbers at which a frequency makes beta_fast and beta_slow turns within the original context."""
     low, high = (
-        request.head_dim * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(request.theta)) for beta in betas
+        request.dimensions * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(request.theta)) for beta in betas
     )
     if truncate:
         low, high = math.floor(low), math.ceil(high)
-    return max(low, 0.0), min(high, request.head_dim - 1.0)
+    return max(low, 0.0), min(high, request.dimensions - 1.0)
 
 
 def _yarn_divisors(request: _Request, factor: float, ends: tuple[float, float]) -> NDArray[np.float64]:
-    pairs = np.arange(request.head_dim // 2, dtype=np.float64)
+    pairs = np.arange(request.dimensions // 2, dtype=np.float64)
     keep = 1.0 - np.clip((pairs - ends[0]) / max(ends[1] - ends[0], 0.001), 0.0, 1.0)
     return 1.0 / ((1.0 - keep) / factor + keep)
 

@@ -1,40 +1,58 @@
-"""What a conversion needs from the target's GGUF: its sizes and its tokenizer."""
+"""What a conversion needs to know of the target: its sizes and its tokenizer.
+
+From its GGUF (of a split one, the first part), from a Hugging Face directory (target_hf.py), or, where there is
+neither, from what the checkpoint itself says.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ..errors import FileError
-from .gguf_header import Field, GgufFile, read_gguf
+from ..errors import CheckpointError, FileError
+from .checkpoint import StoredTensor
+from .config_keys import integer
+from .gguf_header import Field, GgufFile, pack, read_gguf
 
 
 @dataclass(frozen=True)
 class Target:
     """Facts of the target model.
 
-    layers      decoder layers, without llama.cpp's extra next-token-prediction blocks
+    path, name, architecture   None when no target was given
+    layers      decoder layers, without llama.cpp's extra next-token-prediction blocks; None: unknown
     width       of the residual stream (Ht)
     vocab       number of token ids (V)
-    context     trained context length in tokens
+    context     trained context length in tokens; None: unknown
     tokenizer   the `tokenizer.*` keys, raw, in file order
     """
 
-    path: Path
-    name: str
-    architecture: str
-    layers: int
+    path: Path | None
+    name: str | None
+    architecture: str | None
+    layers: int | None
     width: int
     vocab: int
-    context: int
+    context: int | None
     tokenizer: tuple[Field, ...]
+
+    @property
+    def where(self) -> str:
+        """How messages call it."""
+        return str(self.path) if self.path else "the config"
 
 
 def read_target(path: Path) -> Target:
-    """Read the target's metadata.  FileError when it is no language model with a tokenizer."""
+    """Read a GGUF's metadata or a Hugging Face directory.  FileError when it is no language model with a tokenizer."""
+    if os.path.isdir(path):
+        from .target_hf import read_directory
+
+        return read_directory(path)
     if not os.path.isfile(path):
-        raise FileError(f"{path}: no such file.", "--target takes the GGUF file of the model to be accelerated.")
+        raise FileError(f"{path}: no such file or directory.", "--target takes the model to be accelerated.")
     file = read_gguf(path)
     arch = file.value("general.architecture")
     if not isinstance(arch, str):
@@ -44,15 +62,23 @@ def read_target(path: Path) -> Target:
             f"{path}: this is a drafter ({arch}), expected the target model.",
             "--target takes the GGUF file of the model to be accelerated.",
         )
+    part = file.value("split.no", 0)
+    if part != 0:
+        raise FileError(f"{path}: this is part {part} (from 0) of a split model.", "Give its first part, -00001-of-…")
+    return _from_gguf(file, arch)
+
+
+def _from_gguf(file: GgufFile, arch: str) -> Target:
     tokens = file.fields.get("tokenizer.ggml.tokens")
     if tokens is None or tokens.count == 0:
         raise FileError(
-            f"{path}: no tokenizer.ggml.tokens in this GGUF file.",
-            "Give the first part of a split model, and not a projector or adapter.",
+            f"{file.path}: no tokenizer.ggml.tokens in this GGUF file.",
+            "Give a language model, no projector or adapter.",
         )
+    name = file.value("general.name")
     return Target(
-        path=path,
-        name=str(file.value("general.name", path.stem)),
+        path=file.path,
+        name=name if isinstance(name, str) else file.path.stem,
         architecture=arch,
         layers=_size(file, arch, "block_count") - _size(file, arch, "nextn_predict_layers", 0),
         width=_size(file, arch, "embedding_length"),
@@ -64,6 +90,35 @@ def read_target(path: Path) -> Target:
 
 def _size(file: GgufFile, arch: str, key: str, default: int | None = None) -> int:
     value = file.value(f"{arch}.{key}", default)
-    if type(value) is not int or value < (1 if default is None else 0):
+    if type(value) is not int or value < (1 if default is None else 0) or value >= 2**31:
         raise FileError(f"{file.path}: {arch}.{key}: expected a size, got {value!r}.", "Is this a language model?")
     return value
+
+
+NO_VOCABULARY = pack("tokenizer.ggml.model", "STRING", "no_vocab")
+
+
+def without_target(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Target:
+    """The target as far as a checkpoint tells: its width by the fusion layer, its vocabulary by config or tensors.
+
+    CheckpointError that names the fact which is missing.
+    """
+    fc = tensors["fc.weight"]
+    width = integer(config, "target_hidden_size")
+    if width is None:
+        if len(fc.shape) != 2 or fc.shape[1] % 3 or not fc.shape[1]:
+            raise CheckpointError(f"{fc.name}: shape {list(fc.shape)} does not fuse three features.", _GIVE)
+        width = fc.shape[1] // 3
+    return Target(None, None, None, None, width, _vocabulary(config, tensors), None, (NO_VOCABULARY,))
+
+
+def _vocabulary(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> int:
+    """Number of the target's token ids; what tensors say is checked against it later."""
+    stated = integer(config, "vocab_size")
+    rows = [tensors[n].shape[0] for n in ("embed_tokens.weight", "t2d") if n in tensors and tensors[n].shape]
+    if stated is None and not rows:
+        raise CheckpointError("config: no vocab_size, and no tensor tells how many tokens the target has.", _GIVE)
+    return rows[0] if stated is None else stated
+
+
+_GIVE = "Give --target, or add the key to a copy of the config and give that with --config."

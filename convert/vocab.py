@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckpointError
-from .safetensors import StoredTensor
+from .checkpoint import StoredTensor
 from .tensors import to_float32
 
 Ids = NDArray[np.int64]
@@ -22,25 +22,35 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class DraftVocab:
-    """ids: int64 [Vd] absolute target ids, ascending; None when the head scores the whole vocabulary in order."""
+    """ids: int64 [Vd] absolute target ids, unique; None when the head scores the whole vocabulary in order.
+    how: for the report; source: canonical name of the tensor that named the ids."""
 
     ids: Ids | None
     size: int
     how: str
+    source: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def transform(self) -> str:
+        """How the stored ids came from the source, for the report."""
+        return {OFFSETS: "offsets to absolute ids", MASK: "mask to absolute ids"}.get(self.how, "absolute ids")
+
+
+OFFSETS, ABSOLUTE, MASK = "own (d2t)", "own (d2t, absolute ids)", "own (t2d)"
 
 
 def draft_vocab(tensors: Mapping[str, StoredTensor], size: int, vocab: int) -> DraftVocab:
     """The draft vocabulary of a head with `size` rows, for a target with `vocab` ids.
 
-    CheckpointError unless the ids are unique, ascending, in range, and the same ones that t2d marks.
+    CheckpointError unless the ids are unique, in range, and the same ones that t2d marks.
     """
     mask = _mask(tensors["t2d"], vocab) if "t2d" in tensors else None
+    notes: tuple[str, ...] = ()
     if "d2t" in tensors:
-        ids = _from_offsets(tensors["d2t"], vocab, mask)
-        how = "own (d2t)"
+        ids, how, notes = _from_d2t(tensors["d2t"], vocab, mask)
     elif mask is not None:
-        ids, how = np.flatnonzero(mask), "own (t2d)"
+        ids, how = np.flatnonzero(mask), MASK
     elif size == vocab:
         return DraftVocab(None, size, "identity")
     else:
@@ -52,28 +62,23 @@ def draft_vocab(tensors: Mapping[str, StoredTensor], size: int, vocab: int) -> D
         raise CheckpointError(f"{how}: names {len(ids)} tokens, but the drafter's head scores {size}.")
     if np.array_equal(ids, np.arange(vocab)):
         return DraftVocab(None, size, "identity")
-    return DraftVocab(ids, size, how, _ambiguity(tensors, mask, vocab))
+    return DraftVocab(ids, size, how, "t2d" if how == MASK else "d2t", notes)
 
 
-def _ambiguity(tensors: Mapping[str, StoredTensor], mask: NDArray[np.bool_] | None, vocab: int) -> tuple[str, ...]:
-    """A note when nothing tells offsets from absolute ids: no t2d, and d2t would pass as absolute ids, too."""
-    if mask is None and "d2t" in tensors and _fault(_integers(tensors["d2t"]), vocab, None) is None:
-        return ("d2t read as offsets; it could also be absolute ids, and there is no t2d to tell",)
-    return ()
-
-
-def _from_offsets(tensor: StoredTensor, vocab: int, mask: NDArray[np.bool_] | None) -> Ids:
-    """Absolute ids, from offsets."""
+def _from_d2t(tensor: StoredTensor, vocab: int, mask: NDArray[np.bool_] | None) -> tuple[Ids, str, tuple[str, ...]]:
+    """(absolute ids, how they were stored, notes).  Offsets is what every program that serves drafters expects;
+    absolute ids are taken where only that reading is possible."""
     stored = _integers(tensor)
-    ids = stored + np.arange(len(stored))
-    fault = _fault(ids, vocab, mask)
+    offsets = stored + np.arange(len(stored))
+    fault, absolute = _fault(offsets, vocab, mask), _fault(stored, vocab, mask)
     if fault is None:
-        return ids
-    if _fault(stored, vocab, mask) is None:
-        raise CheckpointError(
-            f"{tensor.name}: holds absolute target ids, expected offsets (target id = i + d2t[i]); as offsets {fault}.",
-            "Subtract the row number from each entry: vLLM, SGLang and llama.cpp expect offsets, too.",
-        )
+        notes = [f"{tensor.name} is not ascending"] if np.any(np.diff(offsets) <= 0) else []
+        if absolute is None and mask is None:
+            notes.append(f"{tensor.name} read as offsets; it could also be absolute ids, and there is no t2d to tell")
+        return offsets, OFFSETS, tuple(notes)
+    if absolute is None:
+        note = f"{tensor.name} holds absolute ids, not offsets, as which {fault}; other programs would misread it"
+        return stored, ABSOLUTE, (note,)
     raise CheckpointError(
         f"{tensor.name}: as offsets (target id = i + d2t[i]) {fault}.",
         "Was the drafter made for this target, and with as many distinct tokens as its head has rows?",
@@ -85,10 +90,11 @@ def _fault(ids: Ids, vocab: int, mask: NDArray[np.bool_] | None) -> str | None:
     if len(ids) and (ids.min() < 0 or ids.max() >= vocab):
         i = int(np.flatnonzero((ids < 0) | (ids >= vocab))[0])
         return f"row {i} means id {ids[i]}, outside the target's 0..{vocab - 1}"
-    if len(ids) > 1 and (falls := np.flatnonzero(np.diff(ids) <= 0)).size:
-        i = int(falls[0])
-        return f"the ids do not ascend: row {i} means {ids[i]} and row {i + 1} means {ids[i + 1]}"
-    if mask is not None and not np.array_equal(np.flatnonzero(mask), ids):
+    unique, first = np.unique(ids, return_index=True)
+    if len(unique) < len(ids):
+        i = int(np.setdiff1d(np.arange(len(ids)), first)[0])
+        return f"rows {int(np.flatnonzero(ids == ids[i])[0])} and {i} both mean id {ids[i]}"
+    if mask is not None and not np.array_equal(np.flatnonzero(mask), unique):
         marked = np.zeros_like(mask)
         marked[ids] = True
         i = int(np.flatnonzero(marked != mask)[0])

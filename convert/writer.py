@@ -1,25 +1,22 @@
-"""Writing the GGUF: into a temporary file beside the output, checked, then renamed.
-
-Whatever happens, Ctrl-C included, the output either does not change or is complete.
-"""
+"""Writing the GGUF: the header through the gguf package, the tensors by blocks of rows."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+from numpy.typing import NDArray
 
-from ..errors import FileError
+from .encode import encode
 from .gguf_header import Field
+from .parallel import in_order
 from .plan import Key
-from .tensors import Planned, blocks, encode
+from .tensors import Planned, blocks
 
 ALIGNMENT = 32  # bytes; GGUF's default
 Progress = Callable[[str, int, int], None]  # tensor name, bytes done, bytes in total
@@ -34,59 +31,27 @@ class _Writer(GGUFWriter):
         return bytes(super()._pack_val(val, vtype, add_vtype, sub_type))
 
 
-@contextlib.contextmanager
-def replacing(output: Path) -> Iterator[Path]:
-    """A temporary path in the output's folder; on a clean exit it replaces the output, otherwise it is removed.
-
-    A symbolic link at the output is replaced, not followed.
-    """
-    handle, name = tempfile.mkstemp(prefix=f".{output.name}.", suffix=".part", dir=output.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        os.replace(temporary, output)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(output.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename durable where the system can (a folder cannot be opened on Windows)."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def check_space(output: Path, size: int) -> None:
-    """FileError when the disk cannot hold size bytes more; better known before than after an hour."""
-    free = shutil.disk_usage(output.parent).free
-    if free < size:
-        raise FileError(f"{output.parent}: {size / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free.")
-
-
 def write_gguf(path: Path, keys: tuple[Key | Field, ...], tensors: tuple[Planned, ...], progress: Progress) -> None:
-    """Write a complete GGUF and flush it to the disk.  Tensors are encoded block by block."""
+    """Write a complete GGUF and flush it to the disk.  Tensors are encoded by blocks of rows, on all cores."""
     _write_header(path, keys, tensors)
     total, done = sum(t.nbytes for t in tensors), 0
-    with path.open("ab") as file:
+    steps = [(tensor, rows) for tensor in tensors for rows in blocks(tensor)]
+    with path.open("ab") as file, contextlib.closing(in_order(_encode, steps)) as encoded:
         _pad(file)
-        for tensor in tensors:
-            for _, data in blocks(tensor):
-                encoded = encode(data, tensor.dtype, tensor.kind, tensor.source)
-                file.write(np.ascontiguousarray(encoded).data)
-                done += encoded.nbytes
-                progress(tensor.name, done, total)
-            _pad(file)
+        for (tensor, rows), data in zip(steps, encoded, strict=True):
+            file.write(data.data)
+            tensor.forget(rows)
+            if rows.stop == tensor.shape[0]:
+                _pad(file)
+            done += data.nbytes
+            progress(tensor.name, done, total)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _encode(step: tuple[Planned, slice]) -> NDArray[np.uint8]:
+    tensor, rows = step
+    return encode(tensor.read(rows), tensor.dtype, tensor.kind, tensor.source)
 
 
 def _write_header(path: Path, keys: tuple[Key | Field, ...], tensors: tuple[Planned, ...]) -> None:

@@ -17,6 +17,7 @@ from .errors import Eagle3Error
 
 RED, DIM, BOLD = "31;1", "2", "1"
 CLEAR_LINE = "\r\x1b[K"
+BAR = 24  # characters of a progress bar
 
 
 class Console:
@@ -78,10 +79,11 @@ class Console:
             self._stderr(mark)
 
     def progress(self, label: str, fraction: float) -> None:
-        """One line that rewrites itself: `fraction` 0..1.  Only on a terminal that can clear a line."""
+        """A bar that rewrites itself: `fraction` 0..1.  Only on a terminal that can clear a line."""
         if not self.terminal or self.quiet or os.environ.get("TERM") == "dumb":
             return
-        line = f"{label} {min(1.0, max(0.0, fraction)):4.0%}"
+        fraction = min(1.0, max(0.0, fraction))
+        line = f"[{'#' * int(BAR * fraction):{BAR}}] {fraction:4.0%} {label}"
         if line != self._progress:
             self._stderr(CLEAR_LINE + self._paint(line, DIM))
             self._progress = line

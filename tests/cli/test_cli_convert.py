@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle3_cli.commands.convert import CONVENTIONS, OUTTYPES, table
+from eagle3_cli import convert
+from eagle3_cli.commands.convert import CONVENTIONS, FEEDBACKS, OUTTYPES, default_output, table
 from eagle3_cli.convert import AUX_CONVENTIONS, ConvertSettings, Report, TensorRow
 from eagle3_cli.errors import CheckpointError
 
@@ -26,8 +27,9 @@ def calls(eagle3, monkeypatch):
             TensorRow("d2t", (8,), "I64", None, None, None, "checked"),
         )
         return Report(
-            "SpecForge", settings.output, 25_000_000, settings.outtype, (2, 15, 27), "top level", "target", "own",
-            "own (d2t)", "none", False, False, rows, ("rope_theta is 100000",), settings.dry_run,
+            "SpecForge", settings.output, 25_000_000, settings.outtype, settings.target, (2, 15, 27), "top level",
+            "target", "own", "own (d2t)", "target" if settings.target else "none", "theta 10000", True, False, True,
+            False, True, 2048, rows, ("rope_theta is 100000",), settings.dry_run,
         )  # fmt: skip
 
     monkeypatch.setattr("eagle3_cli.convert.convert", convert)
@@ -35,10 +37,12 @@ def calls(eagle3, monkeypatch):
 
 
 def test_flags_reach_the_converter(eagle3, calls):
-    flags = ["--outtype", "q8_0", "--config", "c.json", "--aux-convention", "input", "--force"]
+    flags = ["--outtype", "q8_0", "--config", "c.json", "--aux-convention", "input", "--feedback", "post", "--force"]
     assert eagle3("convert", "m.safetensors", "--target", "t.gguf", "-o", "d.gguf", *flags).code == 0
     assert calls == [
-        ConvertSettings(Path("m.safetensors"), Path("t.gguf"), Path("d.gguf"), "q8_0", Path("c.json"), "input", True)
+        ConvertSettings(
+            Path("m.safetensors"), Path("t.gguf"), Path("d.gguf"), "q8_0", Path("c.json"), "input", "post", True
+        )
     ]
 
 
@@ -47,10 +51,31 @@ def test_defaults_are_those_of_the_converter(eagle3, calls):
     assert calls == [ConvertSettings(Path("m"), Path("t"), Path("d"))]
 
 
+def test_without_a_target_or_an_output(eagle3, calls):
+    result = eagle3("convert", "drafters/llama-8b/model.safetensors", "--outtype", "bf16")
+    assert calls == [
+        ConvertSettings(Path("drafters/llama-8b/model.safetensors"), None, Path("llama-8b-bf16.gguf"), "bf16")
+    ]
+    assert "tokenizer: none" in result.out
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("eagle.safetensors", "eagle-f16.gguf"),
+        ("a/pytorch_model.bin", "a-f16.gguf"),
+        ("a/model.safetensors.index.json", "a-f16.gguf"),
+        ("/", "drafter-f16.gguf"),
+    ],
+)
+def test_default_output_is_named_after_the_checkpoint(source, name):
+    assert default_output(Path(source), "f16") == name
+
+
 def test_choices_are_those_of_the_converter():
     from eagle3_cli.convert import tensors
 
-    assert CONVENTIONS == AUX_CONVENTIONS
+    assert (CONVENTIONS, FEEDBACKS) == (AUX_CONVENTIONS, convert.FEEDBACKS)
     assert set(OUTTYPES) == set(tensors.OUTTYPES)
 
 
@@ -66,7 +91,8 @@ def test_report_says_what_was_made(eagle3, calls):
         "d.gguf: SpecForge checkpoint, f16, 25.0 MB",
         "aux layers: inputs of 2, 15, 27 (top level)",
         "embeddings: target; head: own; draft vocabulary: own (d2t)",
-        "rope: none",
+        "switches: norm_before_residual, fc_norm, sliding window 2048",
+        "tokenizer: of the target; rope: theta 10000",
         "note: rope_theta is 100000",
     ]
 
@@ -74,9 +100,10 @@ def test_report_says_what_was_made(eagle3, calls):
 def test_dry_run_needs_no_output_and_lists_the_tensors(eagle3, calls):
     out = eagle3("convert", "m.safetensors", "--target", "t", "--dry-run").out
     assert calls[0].dry_run
-    assert calls[0].output == Path("m.gguf")
-    assert "fc.weight  4x12  BF16  fc.weight  4x12  F16" in out
-    assert "would write: SpecForge" in out
+    assert calls[0].output == Path("m-f16.gguf")
+    assert "source     shape  type  gguf       shape  type  transform" in out
+    assert "fc.weight  4x12   BF16  fc.weight  4x12   F16" in out
+    assert "would write m-f16.gguf: SpecForge" in out
 
 
 def test_json_is_one_document(eagle3, calls):
@@ -88,10 +115,9 @@ def test_json_is_one_document(eagle3, calls):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["m", "--target", "t"], "-o: no output file"),
-        (["m", "-o", "d"], "--target"),
+        (["m", "--target", "t", "--feedback", "both"], "both"),
         (["--target", "t", "-o", "d"], "SOURCE"),
-        (["m", "--target", "t", "-o", "d", "--outtype", "q2_k"], "q2_k"),
+        (["m", "--target", "t", "-o", "d", "--outtype", "q1_k"], "q1_k"),
         (["m", "--target", "t", "-o", "d", "--dry-run", "--force"], "--force: has no effect with --dry-run"),
     ],
 )

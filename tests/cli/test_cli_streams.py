@@ -191,7 +191,7 @@ def test_progress_and_notes_only_on_a_terminal(eagle3, monkeypatch):
     stderr = Terminal()
     monkeypatch.setattr(sys, "stderr", stderr)
     eagle3("generate", "Hi")
-    assert "loading target  50%" in stderr.getvalue()
+    assert "[############            ]  50% loading target" in stderr.getvalue()
 
 
 def test_quiet_silences_progress(eagle3, monkeypatch):

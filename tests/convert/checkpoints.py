@@ -133,7 +133,7 @@ def write_target(path: Path, width: int = HT, layers: int = LAYERS) -> Path:
     return path
 
 
-def run(source: Path, target: Path, output: Path, **settings: Any) -> Report:
+def run(source: Path, target: Path | None, output: Path, **settings: Any) -> Report:
     return convert(ConvertSettings(source, target, output, **settings))
 
 

@@ -7,12 +7,20 @@ import checkpoints
 import pytest
 
 from eagle3_cli.convert import Report
+from eagle3_cli.convert.load import load
 from eagle3_cli.errors import Eagle3Error
 
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.write_target(tmp_path_factory.mktemp("target") / "target.gguf")
+
+
+@pytest.fixture(autouse=True)
+def load_here(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Load converted files in this process: a new one for each would take most of the suite's time."""
+    if "own_process" not in request.keywords:
+        monkeypatch.setattr("eagle3_cli.convert.load.check_loads", load)
 
 
 @pytest.fixture

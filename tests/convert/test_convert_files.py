@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import checkpoints
 import pytest
 
 from eagle3_cli.errors import Eagle3Error
+
+
+@pytest.fixture(autouse=True, params=["nameless", "hidden"])
+def way(request, monkeypatch):
+    """Both ways of writing: Linux's files without a name, and what other systems do."""
+    if request.param == "hidden":
+        monkeypatch.setattr("eagle3_cli.convert.output._nameless", lambda output: None)
+    return request.param
 
 
 @pytest.fixture
@@ -110,7 +120,7 @@ def test_a_full_disk_is_an_error_not_a_traceback(fails, monkeypatch):
 
 
 def test_too_little_space_is_seen_before_writing(fails, monkeypatch):
-    monkeypatch.setattr("eagle3_cli.convert.writer.shutil.disk_usage", lambda path: type("U", (), {"free": 10}))
+    monkeypatch.setattr("eagle3_cli.convert.output.shutil.disk_usage", lambda path: type("U", (), {"free": 10}))
     assert "0 MB are free" in fails()
 
 
@@ -140,3 +150,37 @@ def test_the_file_has_ordinary_permissions(tmp_path, checkpoint, target):
     finally:
         os.umask(old)
     assert (tmp_path / "o.gguf").stat().st_mode & 0o777 == 0o644
+
+
+HALF_WAY = """
+import sys, time
+from pathlib import Path
+from eagle3_cli.convert import ConvertSettings, convert
+
+def stop(name, done, total):
+    if done > total // 2:
+        print("half way", flush=True)
+        time.sleep(60)
+
+source, target, output = map(Path, sys.argv[1:])
+convert(ConvertSettings(source, target, output, force=True), progress=stop)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="needs files without a name")
+@pytest.mark.parametrize("existing", [True, False])
+def test_kill_9_in_the_middle_leaves_nothing_behind(tmp_path, checkpoint, target, existing, way):
+    if way == "hidden":
+        pytest.skip("only a file without a name vanishes with its process")
+    output = tmp_path / "out" / "o.gguf"
+    output.parent.mkdir()
+    if existing:
+        output.write_text("old")
+    before = sorted(output.parent.iterdir())
+    command = [sys.executable, "-c", HALF_WAY, str(checkpoint), str(target), str(output)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "half way\n"
+        child.kill()
+    assert sorted(output.parent.iterdir()) == before
+    assert not existing or output.read_text() == "old"

@@ -63,8 +63,32 @@ def test_two_lists_that_differ_are_not_guessed():
 
 def test_an_output_beyond_the_last_layer_hints_at_the_convention():
     with pytest.raises(CheckpointError) as caught:
-        choose_layers(nested([24, 30, 36]), 36)
+        choose_layers(nested([1, 30, 36]), 36)
     assert "--aux-convention input" in caught.value.hint
+
+
+def test_nested_ids_that_reach_the_number_of_layers_can_only_be_inputs():
+    """gpt-oss-120b v3: 36 is the output of the last of 36 layers, before the final norm."""
+    found = choose_layers(nested([24, 30, 36]), 36)
+    assert found.inputs == (24, 30, 36)
+    assert "counted as outputs, 36 would lie behind the last of 36 layers" in found.how
+    assert choose_layers(nested([24, 30, 36]), 40).inputs == (25, 31, 37)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [(nested([1, 11, 21]), (2, 12, 22)), ({KEY: [2, 12, 22]}, (2, 12, 22)), ({KEY: [3, 9, 20]}, (3, 9, 20))],
+)
+def test_without_a_target_the_rule_still_decides_most_lists(config, expected):
+    assert choose_layers(config, None).inputs == expected
+
+
+def test_without_a_target_the_ambiguous_is_not_guessed():
+    with pytest.raises(CheckpointError, match="depends on the target's layers"):
+        choose_layers(nested([24, 30, 36]), None)
+    assert choose_layers(nested([24, 30, 36]), None, "input").inputs == (24, 30, 36)
+    with pytest.raises(CheckpointError, match="the default depends on the target's number of layers"):
+        choose_layers({}, None)
 
 
 def test_convention_without_ids_has_no_effect():

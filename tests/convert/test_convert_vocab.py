@@ -8,7 +8,8 @@ import checkpoints
 import numpy as np
 import pytest
 
-from eagle3_cli.convert.safetensors import DTYPES, StoredTensor
+from eagle3_cli.convert.checkpoint import StoredTensor
+from eagle3_cli.convert.safetensors import DTYPES
 from eagle3_cli.convert.vocab import draft_vocab
 from eagle3_cli.errors import CheckpointError
 
@@ -57,11 +58,10 @@ def test_no_map_with_a_smaller_head():
 @pytest.mark.parametrize(
     ("values", "dtype", "words"),
     [
-        (IDS, "I64", "holds absolute target ids"),
-        ([0, 2, 3, 9], "I64", "row 3 means id 12"),
+        ([0, 2, 2, 9], "I64", "row 3 means id 12"),
         ([-1, 2, 3, 5], "I64", "row 0 means id -1"),
-        ([0, 5, 0, 0], "I64", "do not ascend"),  # padded with zeros
-        ([0, 2, 1, 5], "I64", "row 1 means 3 and row 2 means 3"),
+        ([3, 2, 0, 0], "I64", "rows 0 and 1 both mean id 3"),  # padded with zeros
+        ([0, 2, 1, 1], "I64", "rows 1 and 2 both mean id 3"),
         ([0, 2.5, 3, 5], "F32", "whole numbers"),
         ([0, np.nan, 3, 5], "F32", "whole numbers"),
         ([0, np.inf, 3, 5], "F64", "whole numbers"),
@@ -84,7 +84,7 @@ def test_bad_offsets(values, dtype, words):
         ({"t2d": mask(IDS, size=11)}, "vocabulary of 11 ids, but the target has 10"),
         ({"t2d": mask([0, 3])}, "names 2 tokens"),
         ({"t2d": stored("t2d", [2] * VOCAB, "U8")}, "mask of 0 and 1"),
-        ({"d2t": stored("d2t", [0, 1, 2, 4], "I64"), "t2d": mask([0, 1, 2, 4])}, "holds absolute target ids"),
+        ({"d2t": stored("d2t", [0] * 4, "I64"), "t2d": mask(list(range(10)))}, "id 4 is not in d2t but t2d says yes"),
     ],
 )
 def test_map_and_mask_must_agree(tensors, words):
@@ -96,3 +96,28 @@ def test_an_ambiguous_map_is_noted():
     tensors = {"d2t": stored("d2t", [0, 1, 2, 4], "I64")}
     assert "could also be absolute" in draft_vocab(tensors, 4, VOCAB).notes[0]
     assert draft_vocab({"d2t": stored("d2t", [0, 0, 3, 5], "I64")}, 4, VOCAB).notes == ()
+
+
+@pytest.mark.parametrize("with_mask", [True, False])
+def test_absolute_ids_are_taken_where_offsets_are_impossible(with_mask):
+    tensors = {"d2t": stored("d2t", IDS, "I64")} | ({"t2d": mask(IDS)} if with_mask else {})
+    vocab = draft_vocab(tensors, 4, VOCAB)
+    assert vocab.ids is not None
+    assert (vocab.ids.tolist(), vocab.how) == (IDS, "own (d2t, absolute ids)")
+    assert "other programs would misread it" in vocab.notes[0]
+
+
+def test_the_mask_tells_absolute_ids_from_offsets():
+    """[0, 1, 2, 4] could be either."""
+    d2t = {"d2t": stored("d2t", [0, 1, 2, 4], "I64")}
+    absolute = draft_vocab({**d2t, "t2d": mask([0, 1, 2, 4])}, 4, VOCAB)
+    offsets = draft_vocab({**d2t, "t2d": mask([0, 2, 4, 7])}, 4, VOCAB)
+    assert [v.ids.tolist() for v in (absolute, offsets) if v.ids is not None] == [[0, 1, 2, 4], [0, 2, 4, 7]]
+    assert offsets.notes == ()
+
+
+def test_ids_in_another_order_are_kept_and_noted():
+    vocab = draft_vocab({"d2t": stored("d2t", [5, 0, 0, -3], "I64")}, 4, VOCAB)
+    assert vocab.ids is not None
+    assert vocab.ids.tolist() == [5, 1, 2, 0]
+    assert vocab.notes == ("d2t is not ascending",)

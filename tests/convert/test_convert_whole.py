@@ -81,7 +81,7 @@ def test_permuted_rows_give_the_same_attention_scores():
         turned = pairs * np.exp(1j * frequencies * position)
         return np.stack([turned.real, turned.imag], axis=1).reshape(-1)
 
-    order = rotary_order(1, HEAD_DIM)
+    order = rotary_order(1, HEAD_DIM, HEAD_DIM)
     expected = split_half(q, 7) @ split_half(k, 3)
     assert interleaved(q[order], 7) @ interleaved(k[order], 3) == pytest.approx(expected)
 

@@ -1,0 +1,114 @@
+"""A target given as a Hugging Face directory: config.json and the tokenizer's files, no weights.
+
+The vocabulary is read by the `gguf` package's own readers, as llama.cpp's conversion does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, FileError
+from .config_keys import integer
+from .gguf_header import Field, pack
+from .json_files import read_json
+from .target import Target
+
+HINT = "--target takes the model's GGUF, or the directory with its config.json and tokenizer."
+
+
+def read_directory(folder: Path) -> Target:
+    """Sizes from config.json (or its text_config), tokens from the tokenizer, padded to the config's vocabulary size.
+
+    FileError when a file is missing or a size is not stated.
+    """
+    if not (folder / "config.json").is_file():
+        raise FileError(f"{folder}: no config.json in this directory.", HINT)
+    config = read_json(folder / "config.json")
+    text = config.get("text_config")
+    merged = {**config, **text} if isinstance(text, dict) else config
+    need = lambda key: _need(folder, merged, key)  # noqa: E731
+    vocab = need("vocab_size")
+    architecture = merged.get("model_type")
+    return Target(
+        path=folder,
+        name=folder.resolve().name,
+        architecture=architecture if isinstance(architecture, str) else None,
+        layers=need("num_hidden_layers"),
+        width=need("hidden_size"),
+        vocab=vocab,
+        context=need("max_position_embeddings"),
+        tokenizer=_read(folder, lambda: _tokenizer(folder, vocab)),
+    )
+
+
+def _need(folder: Path, config: Mapping[str, Any], key: str) -> int:
+    try:
+        value = integer(config, key)
+    except CheckpointError as error:
+        raise FileError(f"{folder / 'config.json'}: {error.message.removeprefix('config: ')}") from error
+    if value is None:
+        raise FileError(f"{folder / 'config.json'}: no {key}.", HINT)
+    return value
+
+
+def _tokenizer(folder: Path, size: int) -> tuple[Field, ...]:
+    """The `tokenizer.*` keys.  The name of the pre-tokenizer is left out: the drafter never splits text itself."""
+    vocabulary = _vocabulary(folder)
+    tokens = list(vocabulary.all_tokens())
+    if len(tokens) > size:
+        raise FileError(f"{folder}: the tokenizer has {len(tokens)} tokens, but vocab_size is {size}.")
+    unused = 5  # gguf.TokenType.UNUSED
+    tokens += [(f"[PAD{i}]", -1000.0, unused) for i in range(len(tokens), size)]
+    texts = [text.encode() if isinstance(text, str) else text for text, _, _ in tokens]
+    model = vocabulary.tokenizer_model
+    fields = [
+        pack("tokenizer.ggml.model", "STRING", model),
+        pack("tokenizer.ggml.tokens", "STRING", texts),
+        pack("tokenizer.ggml.token_type", "INT32", [int(kind) for _, _, kind in tokens]),
+    ]
+    if model == "llama":
+        fields.append(pack("tokenizer.ggml.scores", "FLOAT32", [float(score) for _, score, _ in tokens]))
+    return (*fields, *_special(folder, model == "gpt2", size))
+
+
+def _vocabulary(folder: Path) -> Any:
+    """The first of gguf's readers that takes the directory, in the order of llama.cpp's conversion."""
+    from gguf import vocab
+
+    if (folder / "tokenizer.model").is_file():
+        return vocab.SentencePieceVocab(folder)
+    if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
+        raise FileError(f"{folder}: no tokenizer.model, tokenizer.json or vocab.json in this directory.", HINT)
+    model = read_json(folder / "tokenizer.json").get("model") if (folder / "tokenizer.json").is_file() else {}
+    if isinstance(model, dict) and model.get("byte_fallback"):
+        return vocab.LlamaHfVocab(folder)
+    return vocab.BpeVocab(folder)
+
+
+def _special(folder: Path, merges: bool, size: int) -> list[Field]:
+    from gguf import SpecialVocab
+
+    special = SpecialVocab(folder, load_merges=merges, n_vocab=size)
+    fields = []
+    if special.merges:
+        fields.append(pack("tokenizer.ggml.merges", "STRING", [merge.encode() for merge in special.merges]))
+    for kind, token in special.special_token_ids.items():
+        name = {"unk": "unknown", "sep": "seperator", "pad": "padding"}.get(kind, kind)  # llama.cpp's spelling
+        fields.append(pack(f"tokenizer.ggml.{name}_token_id", "UINT32", int(token)))
+    for kind, add in special.add_special_token.items():
+        fields.append(pack(f"tokenizer.ggml.add_{kind}_token", "BOOL", bool(add)))
+    return fields
+
+
+def _read(folder: Path, read: Callable[[], tuple[Field, ...]]) -> tuple[Field, ...]:
+    try:
+        return read()
+    except FileError:
+        raise
+    except (ImportError, RuntimeError) as error:  # RuntimeError: sentencepiece is not installed
+        raise FileError(f"{folder}: its tokenizer cannot be read: {error}.", "Or give the target's GGUF.") from error
+    except Exception as error:  # a damaged tokenizer makes gguf's readers raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise FileError(f"{folder}: its tokenizer cannot be read: {reason}.", HINT) from error
