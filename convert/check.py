@@ -81,8 +81,12 @@ def _equal(source: NDArray[Any], stored: NDArray[np.uint8], dtype: str, kind: st
     wanted, got = to_float32(source, dtype), decode(stored, kind)
     if kind == "F32":
         return np.array_equal(wanted, got)
+    if not KINDS[kind].scales:
+        rounded = np.flatnonzero(got != wanted)  # few, where BF16 becomes F16; a NaN is among them
+        if rounded.size < got.size // 8:
+            got, wanted = got[rounded], wanted[rounded]
     error = np.abs(np.subtract(got, wanted, out=got), out=got)
-    size = np.abs(wanted, out=None if dtype == "F32" else wanted)  # F32 may be the source itself
+    size = np.abs(wanted)
     if KINDS[kind].scales:
         error, size = _block_maxima(error, KINDS[kind].block), _block_maxima(size, KINDS[kind].block)
     return bool((error <= _tolerance(size, kind)).all())  # false for NaN, too

@@ -108,7 +108,8 @@ def _read(folder: Path, read: Callable[[], tuple[Field, ...]]) -> tuple[Field, .
     except FileError:
         raise
     except (ImportError, RuntimeError) as error:  # RuntimeError: sentencepiece is not installed
-        raise FileError(f"{folder}: its tokenizer cannot be read: {error}.", "Or give the target's GGUF.") from error
+        reason = str(error).rstrip(".")
+        raise FileError(f"{folder}: its tokenizer cannot be read: {reason}.", "Or give the target's GGUF.") from error
     except Exception as error:  # a damaged tokenizer makes gguf's readers raise anything
         reason = f"{type(error).__name__}: {error}"
         raise FileError(f"{folder}: its tokenizer cannot be read: {reason}.", HINT) from error

@@ -19,7 +19,6 @@ from .ggml_types import OUTTYPES as OUTTYPES
 BLOCK = 1 << 17  # elements per block of rows: half a megabyte in float32, which fits into a core's second cache
 # Bytes that Linux maps around an access, aligned: more than a page, so pages before a part come back with it.
 FETCHED = max(1 << 16, mmap.PAGESIZE)
-FLOATS = ("F32", "F16", "BF16", "F64")
 
 
 @dataclass(frozen=True)

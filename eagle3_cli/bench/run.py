@@ -17,7 +17,8 @@ SHAPES: tuple[TreeShape, ...] = (TreeShape(3, 1, 3), TreeShape(4, 4, 8), TreeSha
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """against: path of llama-server, or None.  draft_max: its --spec-draft-n-max values."""
+    """against: path of llama-server, or None.  draft_max: its --spec-draft-n-max values.
+    feedback: as `PairSettings.feedback`."""
 
     target: Path
     draft: Path
@@ -28,6 +29,7 @@ class BenchSettings:
     max_tokens: int = 96
     against: Path | None = None
     draft_max: tuple[int, ...] = (1, 2, 3)
+    feedback: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Contenders:
         s = self.settings
         depth, width = max(x.depth for x in s.shapes), max(x.width for x in s.shapes)
         nodes = max(x.nodes for x in s.shapes)
-        pair = PairSettings(s.target, s.draft, depth=depth, width=width, nodes=nodes)
+        pair = PairSettings(s.target, s.draft, depth=depth, width=width, nodes=nodes, feedback=s.feedback)
         self.engine = self._stack.enter_context(load_engine(pair, s.runtime))
         self.plain = self._stack.enter_context(load_engine(PairSettings(s.target, None, "plain"), s.runtime))
         self.answers: dict[str, Answer] = {"plain": self._ours(self.plain, None)}

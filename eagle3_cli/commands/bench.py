@@ -12,7 +12,7 @@ from ..errors import Eagle3Error, OptionError
 from ..settings import TreeShape
 from ..versions import versions
 from .build import pair_settings, runtime_settings
-from .options import Command, option, pair_options, quiet_option, runtime_options
+from .options import Command, feedback_option, option, pair_options, quiet_option, runtime_options
 
 if TYPE_CHECKING:
     from ..bench.check import CheckResult
@@ -45,6 +45,7 @@ OPTIONS = "Options"
 @option(OPTIONS, "--gap", type=float, default=GAP_LIMIT, show_default=True, variable=False, help="With --check: largest"
         " logit gap at a first difference that still passes.")  # fmt: skip
 @option(OPTIONS, "--json", "as_json", is_flag=True, variable=False, help="Print one JSON document.")
+@feedback_option
 @runtime_options
 @quiet_option
 @click.pass_obj
@@ -60,6 +61,7 @@ def bench(console: Console, **flags: Any) -> None:
       eagle3 bench --shape 2,2,3 --shape 4,4,8 --temp 0
       eagle3 bench --target llama.gguf --draft llama-eagle3.gguf --against ./llama-server
       eagle3 bench --check
+      eagle3 bench --target llama.gguf --draft llama-eagle3.gguf --feedback pre
     """
     from ..bench.prompts import load_prompts
     from ..bench.run import Contenders
@@ -79,8 +81,7 @@ def bench(console: Console, **flags: Any) -> None:
 def _settings(flags: dict[str, Any]) -> BenchSettings:
     from ..bench.run import SHAPES, BenchSettings
 
-    drafting = {"draft_depth": None, "draft_width": None, "draft_tokens": None, "feedback": "auto"}
-    pair = pair_settings({**flags, **drafting})
+    pair = pair_settings({**flags, "draft_depth": None, "draft_width": None, "draft_tokens": None})
     if pair.draft is None:
         raise OptionError("--no-draft: leaves nothing to measure.", "Leave it out.")
     if flags["repeats"] < 1 or flags["max_tokens"] < 2:
@@ -89,6 +90,7 @@ def _settings(flags: dict[str, Any]) -> BenchSettings:
         target=pair.target,
         draft=pair.draft,
         runtime=runtime_settings(flags),
+        feedback=pair.feedback,
         shapes=tuple(_shape(text) for text in flags["shapes"]) or SHAPES,
         temperatures=flags["temperatures"] or (0.0, 1.0),
         repeats=flags["repeats"],

@@ -34,7 +34,12 @@ HEADINGS = ("source", "shape", "type", "gguf", "shape", "type", "transform")
 )
 @option("Options", "-o", "--output", variable=False, metavar="GGUF", help="The file to write. Default: NAME-TYPE.gguf.")
 @option(
-    "Options", "--outtype", type=click.Choice(OUTTYPES), default="f16", show_default=True, help="Type of the matrices."
+    "Options",
+    "--outtype",
+    type=click.Choice(OUTTYPES),
+    default="f16",
+    show_default=True,
+    help="Type of the matrices, chosen for each as llama-quantize does.",
 )
 @option("Options", "--config", variable=False, metavar="JSON", help="config.json, if it is not beside the weights.")
 @option(

@@ -96,13 +96,16 @@ pair_options: Decorator[Any] = together(
 )
 
 DRAFTING = "Drafting (default: chosen for the device)"
+feedback_option: Decorator[Any] = option(
+    DRAFTING, "--feedback", type=click.Choice(FEEDBACK), default="auto", show_default=True,
+    help="What a draft step hands on: its output before or after the final norm; auto: as the drafter says.",
+)  # fmt: skip
 draft_options: Decorator[Any] = together(
     option(DRAFTING, "--draft-depth", type=int, metavar="N", help="Levels of the draft tree."),
     option(DRAFTING, "--draft-width", type=int, metavar="N", help="Nodes expanded per level; 1 is a chain."),
     option(DRAFTING, "--draft-tokens", type=int, metavar="N", help="Most tokens proposed per round."),
-    option(DRAFTING, "--feedback", type=click.Choice(FEEDBACK), default="auto", show_default=True,
-           help="What a draft step hands on: its output before or after the final norm; auto: as the drafter says."),
-)  # fmt: skip
+    feedback_option,
+)
 
 RUN = "Running"
 runtime_options: Decorator[Any] = together(

@@ -227,8 +227,10 @@ def test_terminal_session(command, environment, leave, code):
     screen.wait_for("second answer")
     screen.wait_for("tokens/s")
     screen.wait_for("> ")
+    time.sleep(0.3)  # Python's readline loses a Ctrl-C between showing its prompt and waiting for keys
     screen.type(leave[0])
     if leave == "\x03\x03":
         screen.wait_for("again or Ctrl-D leaves")
+        time.sleep(0.3)
     screen.type(leave[1:])
     assert screen.exit_code() == code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,17 @@ def test_an_unusable_folder_says_what_is_wrong(tmp_path, change, words):
     change(folder)
     with pytest.raises(FileError, match=words):
         read_target(folder)
+
+
+def test_a_tokenizer_that_needs_another_package_says_which(tmp_path, monkeypatch):
+    folder = write_folder(tmp_path / "t")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["byte_fallback"], tokenizer["decoder"] = True, {"type": "Sequence"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(FileError, match="install the `transformers` package") as caught:
+        read_target(folder)
+    assert caught.value.hint == "Or give the target's GGUF."
 
 
 def test_more_tokens_than_the_config_says(tmp_path):
