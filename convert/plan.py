@@ -119,7 +119,7 @@ def plan_keys(named: Named, facts: Facts, target: Target, outtype: str) -> tuple
 
 
 def _own_keys(named: Named, facts: Facts, target: Target) -> list[Key | Field]:
-    """What only eagle3 reads (gguf_file.py): the parts of a drafter that llama.cpp's graph lacks, and its origin."""
+    """What only eagle3 reads (model_files.py): the parts of a drafter that llama.cpp's graph lacks, and its origin."""
     switches = facts.switches
     keys: list[Key | Field] = []
     if target.name and target.architecture:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ..errors import CheckpointError, PairError
 from .checkpoint import StoredTensor
@@ -18,7 +19,8 @@ vocabulary, Vd draft vocabulary; 2H and 3Ht are the products."""
 FLOATS = ("F32", "F16", "BF16", "F64")
 
 
-class Heads(NamedTuple):
+@dataclass(frozen=True)
+class Heads:
     """Attention heads, key/value heads, and dimensions per head."""
 
     count: int

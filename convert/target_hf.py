@@ -56,21 +56,35 @@ def _need(folder: Path, config: Mapping[str, Any], key: str) -> int:
 def _tokenizer(folder: Path, size: int) -> tuple[Field, ...]:
     """The `tokenizer.*` keys.  The name of the pre-tokenizer is left out: the drafter never splits text itself."""
     vocabulary = _vocabulary(folder)
-    tokens = list(vocabulary.all_tokens())
+    tokens = [(text, score, int(kind)) for text, score, kind in vocabulary.all_tokens()]
     if len(tokens) > size:
         raise FileError(f"{folder}: the tokenizer has {len(tokens)} tokens, but vocab_size is {size}.")
     unused = 5  # gguf.TokenType.UNUSED
     tokens += [(f"[PAD{i}]", -1000.0, unused) for i in range(len(tokens), size)]
     texts = [text.encode() if isinstance(text, str) else text for text, _, _ in tokens]
+    types = [kind for _, _, kind in tokens]
     model = vocabulary.tokenizer_model
+    if model == "gpt2":
+        types = _added_types(folder, types)
     fields = [
         pack("tokenizer.ggml.model", "STRING", model),
         pack("tokenizer.ggml.tokens", "STRING", texts),
-        pack("tokenizer.ggml.token_type", "INT32", [int(kind) for _, _, kind in tokens]),
+        pack("tokenizer.ggml.token_type", "INT32", types),
     ]
     if model == "llama":
         fields.append(pack("tokenizer.ggml.scores", "FLOAT32", [float(score) for _, score, _ in tokens]))
     return (*fields, *_special(folder, model == "gpt2", size))
+
+
+def _added_types(folder: Path, types: list[int]) -> list[int]:
+    """Types of tokens with those of added ones as tokenizer.json says: gguf's reader takes one that is also in the
+    vocabulary for an ordinary token, and each other one for a control token."""
+    path = folder / "tokenizer.json"
+    normal, control, user_defined = 1, 3, 4  # gguf.TokenType
+    result = [normal if kind == control else kind for kind in types]
+    for added in (read_json(path).get("added_tokens") or []) if path.is_file() else []:
+        result[added["id"]] = control if added.get("special") else user_defined
+    return result if path.is_file() else types
 
 
 def _vocabulary(folder: Path) -> Any:

@@ -134,14 +134,23 @@ class Model:
     """One loaded GGUF and its vocabulary.  Free it after its contexts."""
 
     def __init__(
-        self, path: Path, devices: list[int], gpu_layers: int, repack: bool = True, progress: Progress | None = None
+        self,
+        path: Path,
+        devices: list[int],
+        gpu_layers: int,
+        repack: bool = True,
+        progress: Progress | None = None,
+        weights: bool = True,
     ) -> None:
-        """Load the weights.  FileError where llama.cpp refuses the file; check its header first (gguf_file).
-        repack: let the CPU keep weights in the layouts of its fastest kernels (AMX and others)."""
+        """Load a model.  FileError where llama.cpp refuses the file; check its header first (model_files).
+        repack: let the CPU keep weights in the layouts of its fastest kernels (AMX and others).
+        weights: without them nothing can be computed, but everything about the file has been checked."""
         self.path = path
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         params.use_extra_bufts = repack
+        if not weights:
+            params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE  # it asserts that nothing is mapped
         self._devices = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
         params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
         callback = lib.llama_progress_callback(lambda done, _: progress(done) is None if progress else True)

@@ -37,9 +37,10 @@ HEADINGS = ("source", "shape", "type", "gguf", "shape", "type", "transform")
     "Options",
     "--outtype",
     type=click.Choice(OUTTYPES),
+    metavar="TYPE",
     default="f16",
     show_default=True,
-    help="Type of the matrices, chosen for each as llama-quantize does.",
+    help=f"Type of most matrices; the others follow from it as in llama-quantize. One of {', '.join(OUTTYPES)}.",
 )
 @option("Options", "--config", variable=False, metavar="JSON", help="config.json, if it is not beside the weights.")
 @option(

@@ -18,8 +18,8 @@ NOT_USABLE = 1
 @click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
 @option("Options", "--target", metavar="GGUF|DIR", help="Check whether SOURCE is a drafter for this model.")
 @option("Options", "--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.pass_context
-def inspect(context: click.Context, source: Path, target: str | None, as_json: bool) -> None:
+@click.pass_obj
+def inspect(console: Console, source: Path, **flags: Any) -> None:
     """Show what a drafter's checkpoint, a drafter GGUF or a target GGUF is, without loading it.
 
     SOURCE is a GGUF, a .safetensors or .bin file, the index of a sharded one, or a folder. The exit code is 0 if it
@@ -33,14 +33,13 @@ def inspect(context: click.Context, source: Path, target: str | None, as_json: b
     """
     from ..inspection import inspect as look
 
-    console: Console = context.obj
-    facts = look(source, Path(target).expanduser() if target else None)
-    if as_json:
+    facts = look(source, Path(flags["target"]).expanduser() if flags["target"] else None)
+    if flags["as_json"]:
         console.document(facts)
     else:
         console.text("".join(f"{line}\n" for line in describe(facts)))
     if not facts["usable"]:
-        context.exit(NOT_USABLE)
+        click.get_current_context().exit(NOT_USABLE)
 
 
 def describe(facts: dict[str, Any]) -> list[str]:

@@ -66,6 +66,17 @@ def test_missing_tokens_are_padded_as_llama_cpp_does(source, tmp_path):
     assert keys["tokenizer.ggml.token_type"][-1] == 5
 
 
+def test_added_tokens_keep_their_kind_wherever_they_are_listed(source, tmp_path):
+    folder = write_folder(tmp_path / "target")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["added_tokens"][1]["special"] = False
+    tokenizer["added_tokens"].append({"id": 7, "content": tiny.TOKENS[7], "special": True})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    checkpoints.run(source, folder, tmp_path / "a.gguf")
+    types = checkpoints.read(tmp_path / "a.gguf")[0]["tokenizer.ggml.token_type"]
+    assert [types[i] for i in (6, 7, V - 3, V - 2, V - 1)] == [1, 3, 3, 4, 3]
+
+
 def test_sizes_may_be_in_text_config(tmp_path):
     sizes = {"num_hidden_layers": 9, "hidden_size": 48, "vocab_size": V, "max_position_embeddings": 77}
     folder = write_folder(tmp_path / "t", hidden_size=None, text_config=sizes)
