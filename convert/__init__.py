@@ -3,17 +3,20 @@
     from eagle3_cli.convert import ConvertSettings, convert
     report = convert(ConvertSettings(source=Path("drafter/"), target=Path("target.gguf"), output=Path("drafter.gguf")))
 
-    checkpoint.py    files, shards, directories      families.py      tensor names, as tables
-    safetensors.py   reading .safetensors            layout.py        one flat config, whichever family wrote it
-    torch_bin.py     reading .bin                    config.py        facts of a drafter, from here:
-    target.py        what is needed of the target      sizes.py         sizes and heads, by the tensors
-    target_hf.py     the same from a HF directory      switches.py      norms, feedback, window
-    gguf_header.py   quick GGUF metadata reader        layers.py        aux layers
-    plan.py          what the GGUF will hold           rope.py          RoPE scaling
-    tensors.py       permutation, number types         vocab.py         draft vocabulary: offsets to absolute ids
-    encode.py        into ggml's types                 config_keys.py   which keys stop a conversion
-    writer.py        writing header and tensors      output.py        complete or not at all
-    check.py         reopening and comparing         pipeline.py      all of it in order
+    checkpoint.py    files, shards, directories      config.py        facts of a drafter, from here:
+    safetensors.py   reading .safetensors              sizes.py         sizes and heads, by the tensors
+    torch_bin.py     reading .bin                      switches.py      norms, feedback, window
+    families.py      tensor names, as tables           layers.py        aux layers
+    layout.py        one flat config, whichever        rope.py          RoPE scaling
+                     family wrote it                   vocab.py         draft vocabulary: offsets to absolute ids
+    target.py        what is needed of the target      config_keys.py   which keys stop a conversion
+    target_hf.py     the same from a HF directory    plan.py          what the GGUF will hold
+    tokenizer.py     is it the drafter's, too?       tensors.py       permutation, reading in blocks
+    gguf_header.py   quick GGUF metadata reader      ggml_types.py    number types, which one a tensor gets
+    output.py        complete or not at all          ggml.py          ggml's own quantisers, by ctypes
+    writer.py        header and tensors              encode.py        into a type, and what does not fit
+    check.py         reopening and comparing         parallel.py      blocks of rows on all cores
+    load.py          loading once in llama.cpp       pipeline.py      all of it in order
 
 Importing this module is cheap: numpy and gguf are loaded by `convert`, torch only for a .bin file.
 """

@@ -1,8 +1,11 @@
-"""Reopening what was written and comparing every key and every tensor with its source."""
+"""Reopening what was written and comparing every key and every tensor with its source, while the disk catches up."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,12 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from ..errors import FileError
-from .encode import decode
+from .encode import decode, floats
 from .ggml_types import KINDS
-from .gguf_header import Field, TensorInfo, read_gguf
+from .gguf_header import Field, GgufFile, TensorInfo, read_gguf
 from .parallel import in_order
 from .plan import Key, same_value
-from .tensors import Planned, blocks, release, to_float32
+from .tensors import Planned, blocks, release
 
 # Largest relative error of rounding to nearest: half a unit in the last place, doubled for good measure.
 RELATIVE = {"F16": 2.0**-10, "BF16": 2.0**-7}
@@ -25,8 +28,26 @@ SMALLEST = {"F16": 2.0**-24, "BF16": 2.0**-133}  # spacing of the subnormals
 
 
 def check_gguf(path: Path, keys: tuple[Key | Field, ...], tensors: tuple[Planned, ...]) -> None:
-    """FileError, naming the key or tensor, when the file does not hold what it should."""
-    file = read_gguf(path)
+    """Compare the file with what it should hold and flush it to the disk: afterwards it is right and safe.
+
+    FileError, naming the key or tensor, when anything differs; OSError when it cannot be flushed.
+    """
+    with _flushing(path):
+        file = read_gguf(path)
+        _check_keys(file, keys)
+        _check_tensors(file, tensors)
+
+
+@contextlib.contextmanager
+def _flushing(path: Path) -> Iterator[None]:
+    """Flush a file meanwhile: that keeps the disk busy and comparing the processor."""
+    with path.open("r+b") as file, ThreadPoolExecutor(1) as pool:
+        flushed = pool.submit(os.fsync, file.fileno())
+        yield
+        flushed.result()
+
+
+def _check_keys(file: GgufFile, keys: tuple[Key | Field, ...]) -> None:
     expected = {k.name for k in keys} | {"general.architecture"}
     if file.fields.keys() != expected or file.value("general.architecture") != "eagle3":
         raise _fault("the keys", sorted(expected ^ file.fields.keys()))
@@ -34,9 +55,12 @@ def check_gguf(path: Path, keys: tuple[Key | Field, ...], tensors: tuple[Planned
         stored = file.fields[key.name]
         if not (stored.raw == key.raw if isinstance(key, Field) else same_value(key, stored.value)):
             raise _fault(f"key {key.name}", stored.value)
+
+
+def _check_tensors(file: GgufFile, tensors: tuple[Planned, ...]) -> None:
     if list(file.tensors) != [t.name for t in tensors]:
         raise _fault("the list of tensors", list(file.tensors))
-    data = np.memmap(path, dtype=np.uint8, mode="r")
+    data = np.memmap(file.path, dtype=np.uint8, mode="r")
     steps = [step for tensor in tensors for step in _steps(tensor, file.tensors[tensor.name], data)]
     with contextlib.closing(in_order(_check_rows, steps)) as checked:
         for step, same in zip(steps, checked, strict=True):
@@ -78,7 +102,7 @@ def _equal(source: NDArray[Any], stored: NDArray[np.uint8], dtype: str, kind: st
     if dtype == kind or kind == "I64":
         word = f"<u{source.itemsize}"  # as integers: a NaN differs from itself
         return np.array_equal(source.view(word), stored.view(word))
-    wanted, got = to_float32(source, dtype), decode(stored, kind)
+    wanted, got = floats(source, dtype), decode(stored, kind)
     if kind == "F32":
         return np.array_equal(wanted, got)
     if not KINDS[kind].scales:
@@ -86,7 +110,7 @@ def _equal(source: NDArray[Any], stored: NDArray[np.uint8], dtype: str, kind: st
         if rounded.size < got.size // 8:
             got, wanted = got[rounded], wanted[rounded]
     error = np.abs(np.subtract(got, wanted, out=got), out=got)
-    size = np.abs(wanted)
+    size = np.abs(wanted, out=None if dtype == "F32" else wanted)  # F32 is the source itself, not a copy
     if KINDS[kind].scales:
         error, size = _block_maxima(error, KINDS[kind].block), _block_maxima(size, KINDS[kind].block)
     return bool((error <= _tolerance(size, kind)).all())  # false for NaN, too

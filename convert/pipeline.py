@@ -13,11 +13,12 @@ from . import AUX_CONVENTIONS, FEEDBACKS, ConvertSettings, Progress, Report, Ten
 from .checkpoint import Checkpoint, open_checkpoint
 from .config import Choices, Facts, read_facts
 from .families import Named, canonical, detect, sort_tensors
+from .ggml_types import OUTTYPES
 from .json_files import read_json
 from .layout import flatten
 from .plan import origins, plan_keys, plan_tensors
 from .target import read_target, without_target
-from .tensors import OUTTYPES, Planned
+from .tensors import Planned
 from .tokenizer import check_tokenizer
 
 
@@ -91,7 +92,7 @@ def _located(source: Path, config: Path) -> Iterator[None]:
 
 
 def _write(settings: ConvertSettings, keys: Any, tensors: tuple[Planned, ...], progress: Progress) -> int:
-    """Write, compare and rename; returns the size in bytes.  Imports gguf only now: it takes a quarter of a second."""
+    """Write, compare, load once and rename; returns the size in bytes.  gguf is only imported now, to refuse sooner."""
     from .check import check_gguf
     from .load import check_loads
     from .output import check_space, replacing

@@ -16,11 +16,11 @@ from .checkpoint import StoredTensor
 from .config import Facts
 from .encode import encode
 from .families import SLOTS, Named
-from .ggml_types import KINDS, Rule
+from .ggml_types import KINDS, OUTTYPES, Rule
 from .gguf_header import Field, pack
 from .switches import FC_NORMS
 from .target import Target
-from .tensors import OUTTYPES, Planned, rotary_order
+from .tensors import Planned, rotary_order
 
 # llama.cpp's enum llama_ftype
 FILE_TYPES = {

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .ggml_types import KINDS
-from .ggml_types import OUTTYPES as OUTTYPES
 
-BLOCK = 1 << 17  # elements per block of rows: half a megabyte in float32, which fits into a core's second cache
+BLOCK = 1 << 19  # elements per block of rows; in smaller ones threads mostly wait for Python's lock
 # Bytes that Linux maps around an access, aligned: more than a page, so pages before a part come back with it.
 FETCHED = max(1 << 16, mmap.PAGESIZE)
 
@@ -79,7 +78,7 @@ def rotary_order(heads: int, head_dim: int, rotated: int) -> NDArray[np.int64]:
 
 
 def blocks(tensor: Planned) -> Iterator[slice]:
-    """The rows of a tensor from front to back, in blocks that fit into a core's cache; a vector is one block."""
+    """The rows of a tensor from front to back, in blocks of about `BLOCK` elements; a vector is one block."""
     if len(tensor.shape) == 1:
         yield slice(0, tensor.shape[0])
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ class _Writer(GGUFWriter):
 
 
 def write_gguf(path: Path, keys: tuple[Key | Field, ...], tensors: tuple[Planned, ...], progress: Progress) -> None:
-    """Write a complete GGUF and flush it to the disk.  Tensors are encoded by blocks of rows, on all cores."""
+    """Write a complete GGUF, encoded by all cores in blocks of rows.  `check_gguf` flushes it to the disk."""
     _write_header(path, keys, tensors)
     total, done = sum(t.nbytes for t in tensors), 0
     steps = [(tensor, rows) for tensor in tensors for rows in blocks(tensor)]
@@ -45,8 +44,6 @@ def write_gguf(path: Path, keys: tuple[Key | Field, ...], tensors: tuple[Planned
                 _pad(file)
             done += data.nbytes
             progress(tensor.name, done, total)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _encode(step: tuple[Planned, slice]) -> NDArray[np.uint8]:

@@ -65,7 +65,7 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
 
-def option(heading: str, *names: str, variable: bool = True, **attrs: Any) -> Decorator[F]:
+def option(heading: str, *names: str, variable: bool = True, **attrs: Any) -> Decorator[Any]:
     """click.option with a heading and, unless it names this call's own input, an EAGLE3_ variable."""
     if variable:
         long = next(name for name in names if name.startswith("--"))

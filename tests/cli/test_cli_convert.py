@@ -73,10 +73,10 @@ def test_default_output_is_named_after_the_checkpoint(source, name):
 
 
 def test_choices_are_those_of_the_converter():
-    from eagle3_cli.convert import tensors
+    from eagle3_cli.convert import ggml_types
 
     assert (CONVENTIONS, FEEDBACKS) == (AUX_CONVENTIONS, convert.FEEDBACKS)
-    assert set(OUTTYPES) == set(tensors.OUTTYPES)
+    assert set(OUTTYPES) == set(ggml_types.OUTTYPES)
 
 
 def test_target_can_come_from_the_variable(eagle3, calls, monkeypatch):

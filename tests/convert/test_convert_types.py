@@ -129,6 +129,7 @@ def test_tables_agree_with_the_library():
 
 def test_half_precision_is_that_of_numpy():
     bits = np.arange(1 << 16, dtype=np.uint16)
+    assert np.array_equal(dequantise(bits, "BF16").view(np.uint32), bits.astype(np.uint32) << 16)
     assert np.array_equal(dequantise(bits, "F16"), bits.view(np.float16).astype(np.float32), equal_nan=True)
     numbers = bits.view(np.float16)[np.isfinite(bits.view(np.float16))].astype(np.float32)
     between = np.concatenate([numbers, numbers * np.float32(1 + 2**-12), (numbers[1:] + numbers[:-1]) / 2])
