@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import CheckpointError, OptionError
 
 KEY = "eagle_aux_hidden_state_layer_ids"
+MOST_LAYERS = 512  # of a model that llama.cpp loads (LLAMA_MAX_LAYERS)
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ def _read(place: str, ids: Any, n_layers: int | None, convention: str) -> AuxLay
         raise CheckpointError(f"config: {KEY} ({place}): expected three ascending ids of at least 1, got {ids}.")
     outputs, why = _is_outputs(place, ids, n_layers, convention)
     inputs = tuple(i + 1 for i in ids) if outputs else tuple(ids)
+    if n_layers is None and inputs[2] > MOST_LAYERS:
+        raise CheckpointError(f"config: {KEY} ({place}): expected ids up to {MOST_LAYERS}, got {ids}.")
     if n_layers is not None and inputs[2] > n_layers:
         meant = f"counted as outputs they are the inputs of layers {list(inputs)}" if outputs else "inputs of layers"
         raise CheckpointError(

@@ -95,6 +95,7 @@ def _size(file: GgufFile, arch: str, key: str, default: int | None = None) -> in
     return value
 
 
+MOST_TOKENS = 1 << 22  # several times the largest vocabulary; llama.cpp makes an entry for each when it loads the file
 NO_VOCABULARY = pack("tokenizer.ggml.model", "STRING", "no_vocab")
 
 
@@ -118,7 +119,10 @@ def _vocabulary(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) 
     rows = [tensors[n].shape[0] for n in ("embed_tokens.weight", "t2d") if n in tensors and tensors[n].shape]
     if stated is None and not rows:
         raise CheckpointError("config: no vocab_size, and no tensor tells how many tokens the target has.", _GIVE)
-    return rows[0] if stated is None else stated
+    found = rows[0] if stated is None else stated
+    if found > MOST_TOKENS:
+        raise CheckpointError(f"config: vocab_size: expected at most {MOST_TOKENS} tokens, got {found}.")
+    return found
 
 
 _GIVE = "Give --target, or add the key to a copy of the config and give that with --config."

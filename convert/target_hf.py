@@ -57,7 +57,7 @@ def _tokenizer(folder: Path, size: int) -> tuple[Field, ...]:
     """The `tokenizer.*` keys.  The name of the pre-tokenizer is left out: the drafter never splits text itself."""
     vocabulary = _vocabulary(folder)
     tokens = [(text, score, int(kind)) for text, score, kind in vocabulary.all_tokens()]
-    if len(tokens) > size:
+    if not len(tokens) <= size <= 2 * len(tokens):  # a little padding is usual
         raise FileError(f"{folder}: the tokenizer has {len(tokens)} tokens, but vocab_size is {size}.")
     unused = 5  # gguf.TokenType.UNUSED
     tokens += [(f"[PAD{i}]", -1000.0, unused) for i in range(len(tokens), size)]
@@ -119,7 +119,7 @@ def _special(folder: Path, merges: bool, size: int) -> list[Field]:
 def _read(folder: Path, read: Callable[[], tuple[Field, ...]]) -> tuple[Field, ...]:
     try:
         return read()
-    except FileError:
+    except (FileError, MemoryError):
         raise
     except (ImportError, RuntimeError) as error:  # RuntimeError: sentencepiece is not installed
         reason = str(error).rstrip(".")

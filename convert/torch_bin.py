@@ -54,6 +54,8 @@ def _load(path: Path) -> Any:
             " loaded in the usual way.",
             "Get the checkpoint as safetensors, from a source that you trust.",
         ) from error
+    except MemoryError:
+        raise
     except Exception as error:  # whatever a damaged archive makes torch raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FileError(f"{path}: cannot be read as a PyTorch file: {reason}.", "Download it again.") from error

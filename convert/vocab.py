@@ -60,7 +60,7 @@ def draft_vocab(tensors: Mapping[str, StoredTensor], size: int, vocab: int) -> D
         )
     if len(ids) != size:
         raise CheckpointError(f"{how}: names {len(ids)} tokens, but the drafter's head scores {size}.")
-    if np.array_equal(ids, np.arange(vocab)):
+    if len(ids) == vocab and np.array_equal(ids, np.arange(vocab)):
         return DraftVocab(None, size, "identity")
     return DraftVocab(ids, size, how, "t2d" if how == MASK else "d2t", notes)
 

@@ -83,6 +83,11 @@ def test_without_a_target_the_rule_still_decides_most_lists(config, expected):
     assert choose_layers(config, None).inputs == expected
 
 
+def test_without_a_target_ids_are_still_layers_of_some_model():
+    with pytest.raises(CheckpointError, match="expected ids up to 512"):
+        choose_layers({KEY: [2, 12, 2**40]}, None)
+
+
 def test_without_a_target_the_ambiguous_is_not_guessed():
     with pytest.raises(CheckpointError, match="depends on the target's layers"):
         choose_layers(nested([24, 30, 36]), None)

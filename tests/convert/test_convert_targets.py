@@ -114,9 +114,11 @@ def test_a_tokenizer_that_needs_another_package_says_which(tmp_path, monkeypatch
     assert caught.value.hint == "Or give the target's GGUF."
 
 
-def test_more_tokens_than_the_config_says(tmp_path):
-    with pytest.raises(FileError, match=f"the tokenizer has {V} tokens, but vocab_size is 100"):
-        read_target(write_folder(tmp_path / "t", vocab_size=100))
+@pytest.mark.parametrize("size", [100, 2**31 - 1])
+def test_another_number_of_tokens_than_the_config_says(tmp_path, size):
+    """A few tokens more in the config are padding; two billion would only fill the memory."""
+    with pytest.raises(FileError, match=f"the tokenizer has {V} tokens, but vocab_size is {size}"):
+        read_target(write_folder(tmp_path / "t", vocab_size=size))
 
 
 # --- GGUF files ----------------------------------------------------------------------------------------
@@ -189,6 +191,7 @@ def test_without_a_target_everything_else_is_as_with_one(source, target, tmp_pat
             "--aux-",
         ),
         ({**IDS, "max_position_embeddings": None}, "no max_position_embeddings, and no --target", None),
+        ({**IDS, "vocab_size": 2**31 - 1}, "expected at most 4194304 tokens", None),
         ({**IDS, "vocab_size": 300}, "t2d: shape .264., expected .300.", None),
     ],
 )

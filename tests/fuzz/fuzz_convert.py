@@ -15,6 +15,7 @@ import io
 import json
 import os
 import random
+import resource
 import shutil
 import struct
 import sys
@@ -243,12 +244,16 @@ def fuzz(first: int, count: int, seed: int) -> tuple[Counter[str], list[str]]:
     return seen, faults
 
 
+MEMORY = 8 << 30  # bytes of address space; a small input that fills it is a fault
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     seen, faults = fuzz(options.first, options.count, options.seed)
     for kind, times in sorted(seen.items()):
         print(f"{times:6} {kind}")
