@@ -12,6 +12,8 @@ import ctypes
 import functools
 import os
 import signal
+import subprocess
+import sys
 from typing import Any
 
 from .llama import function, system_info
@@ -28,9 +30,24 @@ _WIDTH, _ROWS = 256, 64
 
 @functools.cache
 def amx_crashes() -> bool:
-    """True if a matrix product in an AMX buffer kills a process.  Forks once per process, for some milliseconds."""
+    """True if a matrix product in an AMX buffer kills a process.  Tries once per process, in a child.
+
+    A fork takes some milliseconds, but the child of a process with threads (PyTorch's, say) may wait for one of them
+    for ever; then it is a new interpreter.
+    """
     if "AMX_INT8 = 1" not in system_info():
         return False
+    return _dies_forked() if _single_threaded() else _dies_anew()
+
+
+def _single_threaded() -> bool:
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:  # not on Linux
+        return False
+
+
+def _dies_forked() -> bool:
     child = os.fork()
     if child == 0:
         signal.alarm(_SECONDS)
@@ -41,6 +58,15 @@ def amx_crashes() -> bool:
         finally:
             os._exit(status)
     return os.waitpid(child, 0)[1] != 0
+
+
+def _dies_anew() -> bool:
+    command = [sys.executable, "-m", __name__]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return True
+    return done.returncode != 0
 
 
 class _InitParams(ctypes.Structure):
@@ -94,3 +120,7 @@ def _multiply() -> None:
     graph = function("ggml_new_graph", ptr, ptr)(products)
     function("ggml_build_forward_expand", None, ptr, ptr)(graph, product)
     function("ggml_backend_graph_compute", ctypes.c_int, ptr, ptr)(backend, graph)
+
+
+if __name__ == "__main__":
+    _multiply()
