@@ -32,19 +32,12 @@ _WIDTH, _ROWS = 256, 64
 def amx_crashes() -> bool:
     """True if a matrix product in an AMX buffer kills a process.  Tries once per process, in a child.
 
-    A fork takes some milliseconds, but the child of a process with threads (PyTorch's, say) may wait for one of them
-    for ever; then it is a new interpreter.
+    A fork takes some milliseconds, a new interpreter a third of a second; but beside PyTorch, whose OpenMP threads a
+    fork loses, the child's product would wait for them for ever.
     """
     if "AMX_INT8 = 1" not in system_info():
         return False
-    return _dies_forked() if _single_threaded() else _dies_anew()
-
-
-def _single_threaded() -> bool:
-    try:
-        return len(os.listdir("/proc/self/task")) == 1
-    except OSError:  # not on Linux
-        return False
+    return _dies_forked() if hasattr(os, "fork") and "torch" not in sys.modules else _dies_anew()
 
 
 def _dies_forked() -> bool:
