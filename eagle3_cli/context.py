@@ -39,10 +39,12 @@ _PROCESS_ERRORS = {
 class ContextSettings:
     """What a context is made of.
 
-    cells       KV cells, shared by all sequences
+    cells       KV cells, shared by all sequences; where the cache is not unified each has its equal part of them
     rows        largest batch, computed as one ubatch
     sequences   1 to 256
     flash_attention, type_k, type_v   llama.cpp's numbers for them
+    unified     one cache in which a cell may belong to several sequences; else a part for each, and attention reads no
+                other sequence's cells
     """
 
     cells: int
@@ -52,10 +54,11 @@ class ContextSettings:
     flash_attention: int = -1
     type_k: int = 1
     type_v: int = 1
+    unified: bool = True
 
 
 class Context:
-    """One llama_context with a unified KV cache, and the batch that feeds it.
+    """One llama_context, and the batch that feeds it.
 
     `seconds` adds up the time spent inside llama.cpp since it was last set to 0.  The capture, if any, is
     checked after every process: all of its tensors must have been seen for every row.
@@ -68,7 +71,7 @@ class Context:
         params = lib.llama_context_default_params()
         params.n_ctx = max(settings.cells, settings.rows, settings.sequences)  # it asserts that a batch fits
         params.n_batch = params.n_ubatch = settings.rows
-        params.n_seq_max, params.kv_unified, params.swa_full = settings.sequences, True, True
+        params.n_seq_max, params.kv_unified, params.swa_full = settings.sequences, settings.unified, True
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn_type = settings.flash_attention
         params.type_k, params.type_v = settings.type_k, settings.type_v

@@ -21,13 +21,13 @@ FEEDBACK = ("auto", "pre", "post")  # what a drafter step hands on: its output b
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ: a context with more cannot be made
 
 
-def _check(flag: str, value: float, low: float, high: float = math.inf) -> None:
+def check_range(flag: str, value: float, low: float, high: float = math.inf) -> None:
     if not (low <= value <= high):  # also catches NaN
         span = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
         raise OptionError(f"{flag}: expected a value {span}, got {value:g}.")
 
 
-def _check_name(flag: str, value: str, allowed: Collection[str]) -> None:
+def check_name(flag: str, value: str, allowed: Collection[str]) -> None:
     if value not in allowed:
         raise OptionError(f"{flag}: expected one of {', '.join(allowed)}, got {value}.")
 
@@ -59,21 +59,21 @@ class SamplingSettings:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _check("--temp", self.temperature, 0.0, 100.0)
-        _check("--top-k", self.top_k, 0)
-        _check("--top-p", self.top_p, 0.0, 1.0)
-        _check("--min-p", self.min_p, 0.0, 1.0)
-        _check("--typical", self.typical_p, 0.0, 1.0)
-        _check("--repeat-penalty", self.repeat_penalty, 1e-6, 100.0)
-        _check("--repeat-last-n", self.repeat_last_n, -1)
-        _check("--presence-penalty", self.presence_penalty, -100.0, 100.0)
-        _check("--frequency-penalty", self.frequency_penalty, -100.0, 100.0)
-        _check("--dry-multiplier", self.dry_multiplier, 0.0, 100.0)
-        _check("--dry-base", self.dry_base, 0.0, 100.0)
-        _check("--dry-allowed-length", self.dry_allowed_length, 0)
-        _check("--dry-penalty-last-n", self.dry_penalty_last_n, -1)
+        check_range("--temp", self.temperature, 0.0, 100.0)
+        check_range("--top-k", self.top_k, 0)
+        check_range("--top-p", self.top_p, 0.0, 1.0)
+        check_range("--min-p", self.min_p, 0.0, 1.0)
+        check_range("--typical", self.typical_p, 0.0, 1.0)
+        check_range("--repeat-penalty", self.repeat_penalty, 1e-6, 100.0)
+        check_range("--repeat-last-n", self.repeat_last_n, -1)
+        check_range("--presence-penalty", self.presence_penalty, -100.0, 100.0)
+        check_range("--frequency-penalty", self.frequency_penalty, -100.0, 100.0)
+        check_range("--dry-multiplier", self.dry_multiplier, 0.0, 100.0)
+        check_range("--dry-base", self.dry_base, 0.0, 100.0)
+        check_range("--dry-allowed-length", self.dry_allowed_length, 0)
+        check_range("--dry-penalty-last-n", self.dry_penalty_last_n, -1)
         if self.seed is not None:
-            _check("--seed", self.seed, 0, 2**32 - 2)
+            check_range("--seed", self.seed, 0, 2**32 - 2)
 
     @property
     def greedy(self) -> bool:
@@ -93,9 +93,9 @@ class TreeShape:
     nodes: int
 
     def __post_init__(self) -> None:
-        _check("--draft-depth", self.depth, 1, 64)
-        _check("--draft-width", self.width, 1, 64)
-        _check("--draft-tokens", self.nodes, 0, MAX_SEQUENCES - 1)
+        check_range("--draft-depth", self.depth, 1, 64)
+        check_range("--draft-width", self.width, 1, 64)
+        check_range("--draft-tokens", self.nodes, 0, MAX_SEQUENCES - 1)
 
 
 GPU_TREE = TreeShape(depth=8, width=10, nodes=60)
@@ -126,20 +126,28 @@ class RuntimeSettings:
     cache_type_v: str = "f16"
 
     def __post_init__(self) -> None:
-        _check("--ctx-size", self.ctx_size, 0, 2**24)
-        _check("--batch-size", self.batch, 1, 2**16)
-        _check("--threads", self.threads, 0, 512)
-        _check("--draft-threads", self.draft_threads, 0, 512)
+        check_range("--ctx-size", self.ctx_size, 0, 2**24)
+        check_range("--batch-size", self.batch, 1, 2**16)
+        check_range("--threads", self.threads, 0, 512)
+        check_range("--draft-threads", self.draft_threads, 0, 512)
         if self.gpu_layers is not None:
-            _check("--gpu-layers", self.gpu_layers, -1, 100_000)
-        _check_name("--device", self.device, ("auto", "cpu", "cuda", "metal"))
-        _check_name("--flash-attn", self.flash_attn, FLASH_ATTENTION)
-        _check_name("--cache-type-k", self.cache_type_k, CACHE_TYPES)
-        _check_name("--cache-type-v", self.cache_type_v, CACHE_TYPES)
+            check_range("--gpu-layers", self.gpu_layers, -1, 100_000)
+        check_name("--device", self.device, ("auto", "cpu", "cuda", "metal"))
+        check_name("--flash-attn", self.flash_attn, FLASH_ATTENTION)
+        check_name("--cache-type-k", self.cache_type_k, CACHE_TYPES)
+        check_name("--cache-type-v", self.cache_type_v, CACHE_TYPES)
         if self.flash_attn == "off" and self.cache_type_v not in FLOAT_CACHE_TYPES:
             raise OptionError(
                 f"--cache-type-v {self.cache_type_v}: needs flash attention, which --flash-attn off forbids."
             )
+
+    def flash_attention(self, on_gpu: bool) -> str:
+        """What "auto" means.  llama.cpp's own auto switches it on, but its CPU kernel takes the rows of a batch one by
+        one in half precision: measured 1.4 to 3 times slower for one row and 2 to 7 times for nine (docs/tuning.md).
+        A quantised V cache cannot do without."""
+        if self.flash_attn != "auto" or on_gpu:
+            return self.flash_attn
+        return "off" if self.cache_type_v in FLOAT_CACHE_TYPES else "on"
 
 
 @dataclass(frozen=True)
@@ -162,7 +170,7 @@ class PairSettings:
     feedback: str = "auto"
 
     def __post_init__(self) -> None:
-        _check_name("--feedback", self.feedback, FEEDBACK)
+        check_name("--feedback", self.feedback, FEEDBACK)
 
     def tree(self, on_gpu: bool) -> TreeShape:
         base = GPU_TREE if on_gpu else CPU_TREE
@@ -184,7 +192,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            _check("--max-tokens", self.max_tokens, 1)
+            check_range("--max-tokens", self.max_tokens, 1)
         if "" in self.stop:
             raise OptionError("--stop: expected a non-empty string.")
 

@@ -16,7 +16,6 @@ from ..probe import AMX_NOTE, amx_crashes
 from ..settings import (
     CACHE_TYPES,
     FLASH_ATTENTION,
-    FLOAT_CACHE_TYPES,
     MAX_SEQUENCES,
     Limits,
     PairSettings,
@@ -65,10 +64,7 @@ class Engine:
 
     def render(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation by the target's chat template, up to where the answer starts."""
-        model = self.decoder.model
-        text = render_chat(model, messages)
-        bos = model.token_text(model.bos) if model.adds_bos else ""
-        return model.tokenize(text, add_special=not (bos and text.startswith(bos)))
+        return render_prompt(self.decoder.model, messages)
 
     def effective(self, sampling: SamplingSettings) -> SamplingSettings:
         """The same with the seed that `stream` will use."""
@@ -96,6 +92,18 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def render_prompt(model: Model, messages: Sequence[dict[str, str]]) -> list[int]:
+    """Token ids of a conversation by the model's own chat template, up to where the answer starts; one BOS in front
+    where the model wants it.  PromptError where the template refuses."""
+    return tokenize_rendered(model, render_chat(model, messages))
+
+
+def tokenize_rendered(model: Model, text: str) -> list[int]:
+    """Token ids of what a chat template gave, which may begin with the BOS that the model wants."""
+    bos = model.token_text(model.bos) if model.adds_bos else ""
+    return model.tokenize(text, add_special=not (bos and text.startswith(bos)))
 
 
 def load_engine(pair: PairSettings, runtime: RuntimeSettings, progress: Progress | None = None) -> Engine:
@@ -134,7 +142,7 @@ class _Loader:
 
     def __init__(self, runtime: RuntimeSettings, devices: list[int], layers: int, progress: Progress | None) -> None:
         self.runtime, self.devices, self.layers, self.progress = runtime, devices, layers, progress
-        self.flash_attention = self._flash_attention()
+        self.flash_attention = runtime.flash_attention(on_gpu=bool(devices))
         self.repack = not amx_crashes()
         self.owned: list[Any] = []
 
@@ -164,14 +172,6 @@ class _Loader:
         report = self.progress
         progress = (lambda done: report(name, done)) if report else None
         return self._own(Model(path, self.devices, self.layers, self.repack, progress))
-
-    def _flash_attention(self) -> str:
-        """What "auto" means.  llama.cpp's own auto switches it on, but its CPU kernel takes the rows of a batch one by
-        one in half precision: measured 1.4 to 3 times slower for one row and 2 to 7 times for nine (docs/tuning.md).
-        A quantised V cache cannot do without."""
-        if self.runtime.flash_attn != "auto" or self.devices:
-            return self.runtime.flash_attn
-        return "off" if self.runtime.cache_type_v in FLOAT_CACHE_TYPES else "on"
 
     def _threads(self) -> int:
         return self.runtime.threads or physical_cores()
