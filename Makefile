@@ -79,7 +79,7 @@ $(VENV)/ready: $(VENV)/llama $(SOURCES)
 	touch $@
 
 $(VENV)/torch: $(VENV)/ready
-	$(PIP) install -q -c constraints.txt torch
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[train]'
 	touch $@
 
 $(LLAMA_SERVER):

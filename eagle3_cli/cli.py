@@ -12,6 +12,7 @@ COMMANDS = {
     "generate": ("eagle3_cli.commands.generate:generate", "Answer one prompt."),
     "chat": ("eagle3_cli.commands.chat:chat", "Talk with a model."),
     "convert": ("eagle3_cli.commands.convert:convert", "Make a drafter GGUF from a published EAGLE-3 checkpoint."),
+    "train": ("eagle3_cli.commands.train:train", "Train a drafter for the GGUF that you run."),
     "inspect": ("eagle3_cli.commands.inspect:inspect", "Show what a checkpoint or GGUF is, and whether a pair fits."),
     "bench": ("eagle3_cli.commands.bench:bench", "Measure what speculation brings on this machine."),
     "demo": ("eagle3_cli.commands.demo:demo", "Answer with and without the drafter, and compare."),
