@@ -2,6 +2,7 @@
 # make test      the default test suite (needs PyTorch, for .bin checkpoints)
 # make fuzz      10,000 mutated checkpoints, configs and targets through `eagle3 convert`
 # make slow      the tests that take minutes (identity on an F32 target, 50 prompts)
+# make train-demo   a small drafter for the demo target, from nothing but its GGUF (a quarter of an hour on two cores)
 # make bench     the table of docs/benchmarks.md, against llama.cpp's own server (built once, about ten minutes)
 # make peer      every tensor and key of `eagle3 convert` against llama.cpp's own script (docs/llama_cpp_conversion.md)
 # make peer-speed FOLDER=/empty/folder   time and memory of both on a drafter for an 8B model; needs 6 GB there
@@ -29,7 +30,7 @@ LLAMA_ENV := CXXFLAGS="$(CXXFLAGS) -fno-tree-dse -fno-dse"
 LLAMA_PIP := --no-cache-dir
 endif
 
-.PHONY: demo test slow bench fuzz peer peer-speed lint sanitize clean
+.PHONY: demo test slow train-demo bench fuzz peer peer-speed lint sanitize clean
 
 demo: $(VENV)/ready
 	$(BIN)/eagle3 demo
@@ -39,6 +40,11 @@ test: $(VENV)/torch
 
 slow: $(VENV)/torch
 	$(BIN)/python -m pytest -m slow -v
+
+train-demo: $(VENV)/torch
+	$(BIN)/eagle3 train --target "$$($(BIN)/python -c 'from eagle3_cli.demo import demo_target; print(demo_target())')" \
+	  -o .build/train-demo --tokens 60000 --answer-tokens 200 --max-length 512 --ffn 768 --draft-vocab 8192 \
+	  --batch-tokens 1024 --epochs 4 --max-minutes 6
 
 bench: $(VENV)/ready $(LLAMA_SERVER)
 	$(BIN)/eagle3 bench --against $(LLAMA_SERVER) --ctx-size 1024

@@ -7,7 +7,9 @@ in words.  It is valid before the first step, too.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -83,7 +85,21 @@ def measure(settings: TrainSettings, drafter: Path, samples: Iterable[Any], hook
     """Decode every answer of the samples anew, always the likeliest token, with each of `SHAPES`.
 
     Returns shape -> {tau, rounds, tokens, accepted_by_depth: share of the rounds that came so far and matched}.
+    In a thread of its own: PyTorch's bfloat16 products leave a thread's AMX tiles unconfigured, and llama.cpp, which
+    configures them once per thread, would die of it (SIGILL) where both have worked.
     """
+    interrupted = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            return pool.submit(_decode, settings, drafter, samples, hooks, interrupted).result()
+        except BaseException:
+            interrupted.set()
+            raise
+
+
+def _decode(
+    settings: TrainSettings, drafter: Path, samples: Iterable[Any], hooks: Hooks, interrupted: threading.Event
+) -> dict[str, Any]:
     from ..engine import load_engine
 
     tasks = [(np.asarray(s.tokens), a) for s in samples for a in answers_of(np.asarray(s.answer, bool)) if a.start > 0]
@@ -98,6 +114,8 @@ def measure(settings: TrainSettings, drafter: Path, samples: Iterable[Any], hook
             engine.decoder.shape = shape
             statistics = []
             for done, (tokens, answer) in enumerate(tasks):
+                if interrupted.is_set():
+                    return measured
                 ended = engine.decoder.model.is_end(int(tokens[answer.end]))
                 length = answer.end + 1 - answer.start + (BEYOND if ended else 0)
                 list(engine.stream(tokens[: answer.start].tolist(), sampling, Limits(length)))

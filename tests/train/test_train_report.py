@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -79,3 +81,34 @@ def test_acceptance_is_counted_over_all_answers():
     first = Statistics(rounds=2, round_tokens=5, depth_tried=[2, 1], depth_accepted=[1, 1])
     second = Statistics(rounds=2, round_tokens=3, depth_tried=[2], depth_accepted=[0])
     assert _summary([first, second]) == {"tau": 2.0, "rounds": 4, "tokens": 8, "accepted_by_depth": [0.25, 1.0]}
+
+
+AFTER_TORCH = """
+import torch
+from eagle3_cli.demo import demo_drafter, demo_target
+from eagle3_cli.engine import load_engine
+from eagle3_cli.settings import Limits, PairSettings, RuntimeSettings, SamplingSettings
+from eagle3_cli.train import Hooks, TrainSettings
+from eagle3_cli.train.report import measure
+from eagle3_cli.train.samples import Sample
+import numpy as np
+from pathlib import Path
+
+with load_engine(PairSettings(demo_target(), None, "plain"), RuntimeSettings(ctx_size=64)) as engine:
+    tokens = engine.render([{"role": "user", "content": "Count to three."}])
+    pieces = list(engine.stream(tokens, SamplingSettings(temperature=0.0), Limits(6)))
+    answer = [piece.token for piece in pieces if piece.token is not None]
+square = torch.randn(512, 512, dtype=torch.bfloat16)
+for _ in range(3):
+    square @ square
+sample = Sample(np.array(tokens + answer, np.int32), np.arange(len(tokens) + len(answer)) >= len(tokens))
+runtime = RuntimeSettings(ctx_size=128)
+settings = TrainSettings(demo_target(), Path("unused"), runtime=runtime)
+print(measure(settings, demo_drafter(), [sample], Hooks())["chain 3"]["rounds"] > 0)
+"""
+
+
+def test_decoding_after_pytorchs_bfloat16_products_does_not_die():
+    """On a CPU with AMX, llama.cpp in the same thread would: SIGILL."""
+    done = subprocess.run([sys.executable, "-c", AFTER_TORCH], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
