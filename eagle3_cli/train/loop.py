@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 from ..errors import Eagle3Error, OptionError
-from . import Hooks, TrainSettings
 from .loss import TrainingStep
 from .model import Drafter, collate
 from .plan import Order, epoch_batches, rate
 from .report import write_page
+from .settings import Hooks, TrainSettings
 from .shards import ShardReader
 from .state import METRICS, LoopState, append_metrics, cut_metrics, load_state, read_metrics, save_state
 

@@ -23,7 +23,7 @@ from ..convert.target import read_target
 from ..errors import FileError, InputError, OptionError
 from ..gguf_file import GgufFile
 from ..model_files import check_target
-from . import TrainSettings, flag
+from .settings import TrainSettings, flag
 
 if TYPE_CHECKING:
     from .model import DrafterShape

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..convert.output import replacing
 from ..settings import Limits, PairSettings, SamplingSettings, TreeShape
-from . import Hooks, TrainSettings
+from .settings import Hooks, TrainSettings
 from .shards import ShardReader
 from .state import METRICS, RESULT, read_metrics, write_json
 from .walk import answers_of

@@ -31,14 +31,15 @@ import numpy as np
 from ..convert.json_files import read_json
 from ..convert.output import replacing
 from ..errors import FileError, OptionError
-from . import VOCABULARY, TrainSettings, flag
 from .samples import Sample
+from .settings import TrainSettings, flag
 
 if TYPE_CHECKING:
     import torch
 
 FORMAT = 1
 RUN, RESULT, METRICS = "run.json", "result.json", "metrics.jsonl"
+VOCABULARY = "vocabulary.safetensors"  # of a run: d2t, absolute ids, and the features' scale
 _OURS = (RUN, RESULT, METRICS, "samples", "shards", "unseen", "unseen_samples", VOCABULARY, "states",
          "checkpoint", "drafter.gguf", "report.html")  # fmt: skip
 _KEPT = 2  # states

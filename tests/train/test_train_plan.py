@@ -236,7 +236,7 @@ def test_a_run_killed_between_any_two_stages_goes_on_and_ends_as_an_unbroken_one
 ):
     """Each attempt dies where the next stage would begin; what the stages before made is not made again."""
     unbroken = train(replace(whole, output=tmp_path / "unbroken"))
-    stages = ("_Run._collect", "_Run._choose_vocabulary", "report.finish", "report.write_json")
+    stages = ("stages.Run._collect", "stages.Run._choose_vocabulary", "report.finish", "report.write_json")
     for stage in stages:
         with monkeypatch.context() as patch:
             patch.setattr(f"eagle3_cli.train.{stage}", die)
@@ -275,7 +275,7 @@ def test_a_finished_run_has_a_drafter_that_loads_and_numbers_that_agree(whole, t
 
 def test_a_target_that_writes_no_user_turns_is_refused_without_data(whole, two_unseen_prompts, monkeypatch):
     """The tiny target never ends a turn."""
-    monkeypatch.setattr("eagle3_cli.train.BARREN", 2)
+    monkeypatch.setattr("eagle3_cli.train.stages.BARREN", 2)
     monkeypatch.setattr("eagle3_cli.train.answers.USER_TOKENS", 4)
     with pytest.raises(InputError, match=r"wrote no usable user's turn in 2 conversations"):
         train(replace(whole, data=()))
