@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 AUX_CONVENTIONS = ("auto", "input", "output")
-FEEDBACKS = ("auto", "pre", "post")
 Progress = Callable[[str, int, int], None]  # tensor name, bytes done, bytes in total
 
 

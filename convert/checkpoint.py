@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..errors import FileError
 from .json_files import read_json
 
-FORMATS = {".safetensors": "safetensors", ".bin": "PyTorch"}
+ENDINGS = (".safetensors", ".bin")
 INDEX = ".index.json"
 # Inside a directory the first name that is there counts, as in transformers.
 USUAL = ("model.safetensors", "model.safetensors" + INDEX, "pytorch_model.bin", "pytorch_model.bin" + INDEX)
@@ -78,7 +78,7 @@ def _pick(folder: Path) -> Path:
     for name in USUAL:
         if (folder / name).exists():
             return folder / name
-    for ending in FORMATS:
+    for ending in ENDINGS:
         found = sorted(folder.glob("*" + ending + INDEX)) or sorted(folder.glob("*" + ending))
         if len(found) == 1:
             return found[0]
@@ -115,7 +115,7 @@ def _open_index(path: Path) -> dict[str, StoredTensor]:
 
 def _check_shard(index: Path, shard: str) -> None:
     """A shard is a file beside its index; nothing an index says leads elsewhere."""
-    known = Path(shard).suffix in FORMATS
+    known = Path(shard).suffix in ENDINGS
     if not known or Path(shard).name != shard or "\\" in shard or "\0" in shard:
         raise FileError(f"{index}: expected the name of a .safetensors or .bin file beside the index, got {shard!r}.")
     if not (index.parent / shard).is_file():

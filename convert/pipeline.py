@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, FileError, OptionError, PairError
-from . import AUX_CONVENTIONS, FEEDBACKS, ConvertSettings, Progress, Report, TensorRow
+from ..settings import FEEDBACK
+from . import AUX_CONVENTIONS, ConvertSettings, Progress, Report, TensorRow
 from .checkpoint import Checkpoint, open_checkpoint
 from .config import Choices, Facts, read_facts
 from .families import Named, canonical, detect, sort_tensors
@@ -51,8 +52,8 @@ def _check_options(settings: ConvertSettings) -> None:
     if settings.aux_convention not in AUX_CONVENTIONS:
         known = ", ".join(AUX_CONVENTIONS)
         raise OptionError(f"--aux-convention: expected one of {known}, got {settings.aux_convention}.")
-    if settings.feedback not in FEEDBACKS:
-        raise OptionError(f"--feedback: expected one of {', '.join(FEEDBACKS)}, got {settings.feedback}.")
+    if settings.feedback not in FEEDBACK:
+        raise OptionError(f"--feedback: expected one of {', '.join(FEEDBACK)}, got {settings.feedback}.")
     if settings.dry_run:
         return
     if os.path.isdir(output):

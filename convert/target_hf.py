@@ -55,7 +55,9 @@ def _need(folder: Path, config: Mapping[str, Any], key: str) -> int:
 
 def _tokenizer(folder: Path, size: int) -> tuple[Field, ...]:
     """The `tokenizer.*` keys.  The name of the pre-tokenizer is left out: the drafter never splits text itself."""
-    vocabulary = _vocabulary(folder)
+    path = folder / "tokenizer.json"
+    tokenizer = read_json(path) if path.is_file() else None
+    vocabulary = _vocabulary(folder, tokenizer)
     tokens = [(text, score, int(kind)) for text, score, kind in vocabulary.all_tokens()]
     if not len(tokens) <= size <= 2 * len(tokens):  # a little padding is usual
         raise FileError(f"{folder}: the tokenizer has {len(tokens)} tokens, but vocab_size is {size}.")
@@ -64,8 +66,8 @@ def _tokenizer(folder: Path, size: int) -> tuple[Field, ...]:
     texts = [text.encode() if isinstance(text, str) else text for text, _, _ in tokens]
     types = [kind for _, _, kind in tokens]
     model = vocabulary.tokenizer_model
-    if model == "gpt2":
-        types = _added_types(folder, types)
+    if model == "gpt2" and tokenizer is not None:
+        types = _added_types(tokenizer, types)
     fields = [
         pack("tokenizer.ggml.model", "STRING", model),
         pack("tokenizer.ggml.tokens", "STRING", texts),
@@ -76,26 +78,25 @@ def _tokenizer(folder: Path, size: int) -> tuple[Field, ...]:
     return (*fields, *_special(folder, model == "gpt2", size))
 
 
-def _added_types(folder: Path, types: list[int]) -> list[int]:
+def _added_types(tokenizer: Mapping[str, Any], types: list[int]) -> list[int]:
     """Types of tokens with those of added ones as tokenizer.json says: gguf's reader takes one that is also in the
     vocabulary for an ordinary token, and each other one for a control token."""
-    path = folder / "tokenizer.json"
     normal, control, user_defined = 1, 3, 4  # gguf.TokenType
     result = [normal if kind == control else kind for kind in types]
-    for added in (read_json(path).get("added_tokens") or []) if path.is_file() else []:
+    for added in tokenizer.get("added_tokens") or []:
         result[added["id"]] = control if added.get("special") else user_defined
-    return result if path.is_file() else types
+    return result
 
 
-def _vocabulary(folder: Path) -> Any:
+def _vocabulary(folder: Path, tokenizer: Mapping[str, Any] | None) -> Any:
     """The first of gguf's readers that takes the directory, in the order of llama.cpp's conversion."""
     from gguf import vocab
 
     if (folder / "tokenizer.model").is_file():
         return vocab.SentencePieceVocab(folder)
-    if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
+    if tokenizer is None and not (folder / "vocab.json").is_file():
         raise FileError(f"{folder}: no tokenizer.model, tokenizer.json or vocab.json in this directory.", HINT)
-    model = read_json(folder / "tokenizer.json").get("model") if (folder / "tokenizer.json").is_file() else {}
+    model = tokenizer.get("model") if tokenizer else None
     if isinstance(model, dict) and model.get("byte_fallback"):
         return vocab.LlamaHfVocab(folder)
     return vocab.BpeVocab(folder)

@@ -11,7 +11,8 @@ import numpy as np
 
 from . import _native
 from .errors import LlamaError
-from .llama import Model, forget_log, function, lib, recent_log
+from .llama import Model, forget_log, function, lib, physical_cores, recent_log
+from .settings import CACHE_TYPES, FLASH_ATTENTION, RuntimeSettings
 
 ENCODE, DECODE = 0, 1  # enum llama_process_type
 
@@ -55,6 +56,19 @@ class ContextSettings:
     type_k: int = 1
     type_v: int = 1
     unified: bool = True
+
+
+def target_settings(runtime: RuntimeSettings, on_gpu: bool, cells: int, rows: int, sequences: int) -> ContextSettings:
+    """How a target runs, whoever runs it: chat, the writer of answers and the capture of states see one model."""
+    return ContextSettings(
+        cells,
+        rows,
+        sequences,
+        runtime.threads or physical_cores(),
+        FLASH_ATTENTION[runtime.flash_attention(on_gpu)],
+        CACHE_TYPES[runtime.cache_type_k],
+        CACHE_TYPES[runtime.cache_type_v],
+    )
 
 
 class Context:

@@ -85,7 +85,7 @@ def _common(file: GgufFile, kind: str) -> Facts:
 
 def _drafter(file: GgufFile, target: Path | None) -> Facts:
     """A drafter's own statements, and whether its header, alone or with the target's, is what the engine runs."""
-    own = {f"eagle3.{k}": v for k, v in _values(file, "eagle3.").items()}
+    own = {name: field.value for name, field in file.fields.items() if name.startswith("eagle3.")}
     reduced = file.tensors.get("d2t")
     facts = {
         **_common(file, "drafter"),
@@ -125,13 +125,12 @@ def _target(file: GgufFile) -> Facts:
     from .model_files import check_target
 
     arch = str(file.value("general.architecture"))
-    sizes = _values(file, f"{arch}.")
     tokens = file.fields.get("tokenizer.ggml.tokens")
     facts = {
         **_common(file, "target"),
-        "layers": sizes.get("block_count"),
-        "width": sizes.get("embedding_length"),
-        "context": sizes.get("context_length"),
+        "layers": file.value(f"{arch}.block_count"),
+        "width": file.value(f"{arch}.embedding_length"),
+        "context": file.value(f"{arch}.context_length"),
         "vocabulary": tokens.count if tokens else 0,
         "chat_template": "tokenizer.chat_template" in file.fields,
         "parts": file.value("split.count", 1),
@@ -141,10 +140,6 @@ def _target(file: GgufFile) -> Facts:
     except InputError as error:
         return {**facts, **_verdict(error)}
     return {**facts, **_verdict(None)}
-
-
-def _values(file: GgufFile, prefix: str) -> Facts:
-    return {k.removeprefix(prefix): f.value for k, f in file.fields.items() if k.startswith(prefix)}
 
 
 def _verdict(error: InputError | None) -> Facts:

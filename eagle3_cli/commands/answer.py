@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -77,29 +75,6 @@ def collect(
     finally:
         if isinstance(pieces, Generator):
             pieces.close()
-
-
-@contextmanager
-def gentle_interrupt() -> Iterator[Callable[[], bool]]:
-    """Within: the first Ctrl-C only makes the returned function true, a second one is a KeyboardInterrupt.
-
-    So an answer ends between two tokens, where the engine's caches are whole.
-    """
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-
-    def note(_signal: int, _frame: object) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield asked.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def summary(statistics: Statistics) -> str:

@@ -13,10 +13,11 @@ import click
 
 from ..console import Console
 from ..errors import InputError
+from ..interrupt import gentle_interrupt
 from ..prompt import clean, stdin_is_piped, stdin_lines
 from ..settings import Limits, SamplingSettings
 from . import build
-from .answer import Answer, Engine, collect, gentle_interrupt, loaded, summary
+from .answer import Answer, Engine, collect, loaded, summary
 from .options import Command, answer_options, quiet_option, system_option
 
 MARK = "> "

@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import Console
+from ..convert import AUX_CONVENTIONS
+from ..convert.ggml_types import OUTTYPES
 from ..errors import OptionError
+from ..settings import FEEDBACK
 from .options import Command, option, quiet_option
 
 if TYPE_CHECKING:
     from ..convert import Report
 
-OUTTYPES = (
-    "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k_s", "q3_k_m", "q3_k_l",
-    "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "iq4_nl", "iq4_xs",
-)  # fmt: skip
-CONVENTIONS = ("auto", "input", "output")
-FEEDBACKS = ("auto", "pre", "post")
 HEADINGS = ("source", "shape", "type", "gguf", "shape", "type", "transform")
 
 
@@ -46,7 +43,7 @@ HEADINGS = ("source", "shape", "type", "gguf", "shape", "type", "transform")
 @option(
     "Options",
     "--aux-convention",
-    type=click.Choice(CONVENTIONS),
+    type=click.Choice(AUX_CONVENTIONS),
     default="auto",
     show_default=True,
     help="Whether the config's layer ids mean a layer's input or its output.",
@@ -55,7 +52,7 @@ HEADINGS = ("source", "shape", "type", "gguf", "shape", "type", "transform")
     "Options",
     "--feedback",
     variable=False,
-    type=click.Choice(FEEDBACKS),
+    type=click.Choice(FEEDBACK),
     default="auto",
     show_default=True,
     help="Whether the row fed back is taken before or after the final norm; auto: as the config says.",

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from ..console import Console
+from ..convert.ggml_types import OUTTYPES
 from ..errors import OptionError
+from ..train.settings import INITS, LOSSES, OBJECTIVES, PRECISIONS, TrainSettings
 from .build import runtime_settings
-from .convert import OUTTYPES
 from .options import Command, Decorator, option, quiet_option, runtime_options, together
 
 DATA, SHAPE, OBJECTIVE = "Data", "The drafter (default: the target's sizes)", "Objective"
@@ -18,7 +19,10 @@ STEPS, FILES = "Training", "The run"
 
 
 def _flag(heading: str, name: str, help: str, **attrs: Any) -> Decorator[Any]:
-    """An option of this command alone; None leaves the choice to TrainSettings."""
+    """An option of this command alone; None leaves the choice to TrainSettings, whose default the help shows."""
+    default = TrainSettings.__dataclass_fields__[name[2:].replace("-", "_")].default if name != "--json" else None
+    if type(default) in (int, float, str) and "Default:" not in help:
+        help += f" Default: {default:g}." if type(default) is float else f" Default: {default}."
     return option(heading, name, variable=False, help=help, **attrs)
 
 
@@ -34,10 +38,10 @@ data_options: Decorator[Any] = together(
     _flag(DATA, "--data", 'Conversations: JSONL of {"messages": [...]} or {"prompt": ...}, or .txt with one prompt a'
           " line; repeatable. Default: the target writes its own.", multiple=True, metavar="FILE"),
     _switch(DATA, "--keep-answers", "Train on the answers in the data; otherwise the target answers anew."),
-    _number(DATA, "--tokens", "Answer tokens that the target writes without --data. Default: 300000."),
-    _number(DATA, "--answer-tokens", "Most tokens of one written answer. Default: 512."),
-    _number(DATA, "--max-length", "Longest sample in tokens; conversations are cut at a turn. Default: 2048."),
-    _number(DATA, "--held-out", "Share of the conversations that is not trained on. Default: 0.02.", float),
+    _number(DATA, "--tokens", "Answer tokens that the target writes without --data."),
+    _number(DATA, "--answer-tokens", "Most tokens of one written answer."),
+    _number(DATA, "--max-length", "Longest sample in tokens; conversations are cut at a turn."),
+    _number(DATA, "--held-out", "Share of the conversations that is not trained on.", float),
 )  # fmt: skip
 shape_options: Decorator[Any] = together(
     _number(SHAPE, "--draft-vocab", "Tokens that the drafter can propose. Default: those that cover 99.5 % of the"
@@ -54,37 +58,37 @@ shape_options: Decorator[Any] = together(
     _switch(SHAPE, "--norm-before-residual", "The residual starts behind the hidden norm."),
 )  # fmt: skip
 objective_options: Decorator[Any] = together(
-    _number(OBJECTIVE, "--ttt-steps", "Steps of training-time test; 1 is the naive head. Default: 7."),
-    _number(OBJECTIVE, "--decay", "Step i weighs decay^i. Default: 0.8.", float),
-    _flag(OBJECTIVE, "--loss", "Soft cross-entropy, or lk: weighted towards the acceptance rate. Default: soft.",
-          type=click.Choice(("soft", "lk"))),
-    _flag(OBJECTIVE, "--objective", "eagle: feature regression, for comparison in PyTorch. Default: eagle3.",
-          type=click.Choice(("eagle3", "eagle"))),
-    _flag(OBJECTIVE, "--init", "Where the weights start. Default: target.", type=click.Choice(("target", "random"))),
+    _number(OBJECTIVE, "--ttt-steps", "Steps of training-time test; 1 is the naive head."),
+    _number(OBJECTIVE, "--decay", "Step i weighs decay^i.", float),
+    _flag(OBJECTIVE, "--loss", "Soft cross-entropy, or lk: weighted towards the acceptance rate.",
+          type=click.Choice(LOSSES)),
+    _flag(OBJECTIVE, "--objective", "eagle: feature regression, for comparison in PyTorch.",
+          type=click.Choice(OBJECTIVES)),
+    _flag(OBJECTIVE, "--init", "Where the weights start.", type=click.Choice(INITS)),
 )  # fmt: skip
 step_options: Decorator[Any] = together(
     _number(STEPS, "--epochs", "Passes over the data. Default: 1.", float),
     _number(STEPS, "--steps", "Optimiser steps instead."),
     _number(STEPS, "--max-minutes", "End the training after so many minutes.", float),
-    _number(STEPS, "--lr", "Peak learning rate. Default: 0.001.", float),
-    _number(STEPS, "--head-lr-factor", "Times that for the head and its norm. Default: 0.3.", float),
-    _number(STEPS, "--warmup", "Share of the training on the way up to it. Default: 0.04.", float),
-    _number(STEPS, "--batch-tokens", "Tokens of one micro-batch. Default: 4096."),
-    _number(STEPS, "--accumulate", "Micro-batches per optimiser step. Default: 1."),
-    _number(STEPS, "--clip", "Largest norm of the gradient. Default: 0.5.", float),
-    _number(STEPS, "--weight-decay", "AdamW's. Default: 0.", float),
+    _number(STEPS, "--lr", "Peak learning rate.", float),
+    _number(STEPS, "--head-lr-factor", "Times that for the head and its norm.", float),
+    _number(STEPS, "--warmup", "Share of the training on the way up to it.", float),
+    _number(STEPS, "--batch-tokens", "Tokens of one micro-batch."),
+    _number(STEPS, "--accumulate", "Micro-batches per optimiser step."),
+    _number(STEPS, "--clip", "Largest norm of the gradient.", float),
+    _number(STEPS, "--weight-decay", "AdamW's.", float),
     _flag(STEPS, "--precision", "Of the matrix products. Default: auto, bf16 on a GPU.",
-          type=click.Choice(("auto", "no", "bf16"))),
-    _number(STEPS, "--seed", "Of the data, the start and the order. Default: 0."),
-    _number(STEPS, "--log-steps", "Steps between two lines of metrics.jsonl. Default: 10."),
+          type=click.Choice(PRECISIONS)),
+    _number(STEPS, "--seed", "Of the data, the start and the order."),
+    _number(STEPS, "--log-steps", "Steps between two lines of metrics.jsonl."),
     _number(STEPS, "--eval-steps", "Steps between two evaluations. Default: ten a run."),
-    _number(STEPS, "--checkpoint-minutes", "Minutes between two saved states. Default: 10.", float),
+    _number(STEPS, "--checkpoint-minutes", "Minutes between two saved states.", float),
 )  # fmt: skip
 file_options: Decorator[Any] = together(
     option(FILES, "--target", required=True, metavar="GGUF", help="The model that the drafter is for."),
     option(FILES, "-o", "--output", variable=False, required=True, metavar="DIR",
            help="Folder of the run; an unfinished run in it is continued."),
-    _flag(FILES, "--outtype", "Type of the GGUF's matrices, as for eagle3 convert. Default: f16.", metavar="TYPE",
+    _flag(FILES, "--outtype", "Type of the GGUF's matrices, as for eagle3 convert.", metavar="TYPE",
           type=click.Choice(OUTTYPES)),
     _switch(FILES, "--force", "Start over where the folder holds a run."),
     _switch(FILES, "--dry-run", "Check everything, print sizes and times, write nothing."),
@@ -136,10 +140,8 @@ def train(console: Console, **flags: Any) -> None:
         console.text(f"{result.output}\n")
 
 
-def train_settings(flags: dict[str, Any]) -> Any:
+def train_settings(flags: dict[str, Any]) -> TrainSettings:
     """TrainSettings of the flags; what was not given keeps the default there."""
-    from ..train import TrainSettings
-
     runtime = runtime_settings(flags)
     given = {name: value for name, value in flags.items() if name in TrainSettings.__dataclass_fields__}
     given = {name: value for name, value in given.items() if value is not None and name not in _PATHS}

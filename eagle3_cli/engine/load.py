@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from .. import _native
-from ..context import Context, ContextSettings
+from ..context import Context, ContextSettings, target_settings
 from ..errors import FileError, OptionError
 from ..llama import Model, choose_devices, physical_cores, render_chat
 from ..model_files import DrafterInfo, check_target, read_drafter
 from ..probe import AMX_NOTE, amx_crashes
 from ..settings import (
-    CACHE_TYPES,
     FLASH_ATTENTION,
     MAX_SEQUENCES,
     Limits,
@@ -184,15 +183,7 @@ class _Loader:
         if info:
             names = [f"l_out-{layer - 1}" for layer in info.aux_layers]
             capture = _native.Capture(names, model.n_embd, rows)
-        settings = ContextSettings(
-            cells,
-            rows,
-            sequences,
-            self._threads(),
-            FLASH_ATTENTION[self.flash_attention],
-            CACHE_TYPES[self.runtime.cache_type_k],
-            CACHE_TYPES[self.runtime.cache_type_v],
-        )
+        settings = target_settings(self.runtime, bool(self.devices), cells, rows, sequences)
         # llama.cpp computes the last layer's output only for rows that ask for logits
         every_row = info is not None and max(info.aux_layers) == model.n_layer
         in_order = not self.devices and self.flash_attention == "on"

@@ -21,16 +21,14 @@ from pathlib import Path
 import numpy as np
 
 from .. import _native
-from ..context import DECODE, Context, ContextSettings
+from ..context import DECODE, Context, ContextSettings, target_settings
 from ..engine.load import DEFAULT_CONTEXT
 from ..engine.sampler import Sampler
 from ..errors import FileError, OptionError
-from ..llama import Model, choose_devices, physical_cores
+from ..llama import Model, choose_devices
 from ..model_files import check_target
 from ..probe import amx_crashes
 from ..settings import (
-    CACHE_TYPES,
-    FLASH_ATTENTION,
     MAX_SEQUENCES,
     RuntimeSettings,
     SamplingSettings,
@@ -291,16 +289,9 @@ class AnswerWriter:
 
     def _context_settings(self, runtime: RuntimeSettings, on_gpu: bool) -> ContextSettings:
         sequences = self.settings.sequences + 1  # the last one keeps what all prompts begin with
-        return ContextSettings(
-            sequences * self.longest,
-            max(runtime.batch, sequences),
-            sequences,
-            runtime.threads or physical_cores(),
-            FLASH_ATTENTION[runtime.flash_attention(on_gpu)],
-            CACHE_TYPES[runtime.cache_type_k],
-            CACHE_TYPES[runtime.cache_type_v],
-            unified=False,  # attention over the cells of all sequences would cost more than everything else
-        )
+        rows = max(runtime.batch, sequences)
+        # attention over the cells of all sequences would cost more than everything else
+        return replace(target_settings(runtime, on_gpu, sequences * self.longest, rows, sequences), unified=False)
 
     def _prefill_shared(self) -> list[int]:
         """Compute what every conversation without a system message of its own begins with, once."""

@@ -19,7 +19,7 @@ import torch
 from ..convert.layers import choose_layers
 from ..convert.output import check_space
 from ..errors import BackendError, CheckpointError, FileError, LlamaError, OptionError
-from ..settings import CACHE_TYPES, FLASH_ATTENTION, MAX_SEQUENCES, RuntimeSettings
+from ..settings import MAX_SEQUENCES, RuntimeSettings
 from .samples import Sample
 from .shards import MANIFEST, Header, Manifest, ShardWriter, token_bytes
 from .weights import identify, read_head_rows, read_target_sizes
@@ -295,20 +295,12 @@ class LlamaRunner:
 
     def _make_context(self, runtime: RuntimeSettings, layers: Sequence[int], longest: int, on_gpu: bool) -> None:
         from .. import _native
-        from ..context import Context, ContextSettings
-        from ..llama import physical_cores
+        from ..context import Context, target_settings
 
         names = [*(f"l_out-{layer - 1}" for layer in layers), FINAL]
         self._capture = _native.Capture(names, self.model.n_embd, self.rows)
-        context = ContextSettings(
-            max(self.rows, longest),
-            self.rows,
-            min(MAX_SEQUENCES, self.rows),
-            runtime.threads or physical_cores(),
-            FLASH_ATTENTION[runtime.flash_attention(on_gpu)],
-            CACHE_TYPES[runtime.cache_type_k],
-            CACHE_TYPES[runtime.cache_type_v],
-        )
+        cells, sequences = max(self.rows, longest), min(MAX_SEQUENCES, self.rows)
+        context = target_settings(runtime, on_gpu, cells, self.rows, sequences)
         self.context = Context(self.model, "target", context, self._capture)
 
     def states(self, samples: Sequence[Sample]) -> list[States]:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +20,7 @@ import torch
 from torch import nn
 
 from ..errors import Eagle3Error, OptionError
+from ..interrupt import gentle_interrupt
 from .loss import TrainingStep
 from .model import Drafter, collate
 from .plan import Order, epoch_batches, rate
@@ -169,7 +168,7 @@ class Loop:
         """Train to the end; the last evaluation.  KeyboardInterrupt after a Ctrl-C, once the state is saved."""
         if self.step == 0:
             self._evaluate()
-        with _interrupts() as interrupted, ThreadPoolExecutor(1, "batches") as reading:
+        with gentle_interrupt() as interrupted, ThreadPoolExecutor(1, "batches") as reading:
             batches, saved = self._batches(reading), time.monotonic()
             while self._done(self.step) < 1.0:
                 started = time.monotonic()
@@ -179,7 +178,7 @@ class Loop:
                 self.tokens += int(self._since_log[-1]["sums"][2])
                 over = self._done(self.step) >= 1.0
                 self._tell(over)
-                stop = not over and self._agreed(float(interrupted.is_set())) > 0
+                stop = not over and self._agreed(float(interrupted())) > 0
                 due = self._agreed(time.monotonic() - saved) > 60 * self.job.settings.checkpoint_minutes
                 if over or stop or due:
                     self.save()
@@ -313,23 +312,3 @@ def _means(sums: torch.Tensor) -> dict[str, Any]:
         "accuracy": (right / counted.clamp(min=1)).tolist(),
         "acceptance": (acceptance / counted.clamp(min=1)).tolist(),
     }
-
-
-@contextlib.contextmanager
-def _interrupts() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets; the second one interrupts as usual."""
-    seen = threading.Event()
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
-        yield seen
-        return
-
-    def handle(_number: int, _frame: Any) -> None:
-        if seen.is_set():
-            raise KeyboardInterrupt
-        seen.set()
-
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield seen
-    finally:
-        signal.signal(signal.SIGINT, before)

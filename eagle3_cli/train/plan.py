@@ -157,6 +157,7 @@ def check_inputs(settings: TrainSettings) -> Inputs:
     """Read what can be read in seconds.  An InputError for everything that cannot end well."""
     from .capture import aux_layers
     from .chats import summarise_chats
+    from .shards import file_sha256
     from .weights import identify, read_target_sizes
 
     target = settings.target
@@ -178,7 +179,7 @@ def check_inputs(settings: TrainSettings) -> Inputs:
         left_out += summary.left_out
     identity = {name: value for name, value in asdict(identify(target)[0]).items() if name != "path"}
     digests = {
-        "data_sha256": [_sha256(path) for path in settings.data],
+        "data_sha256": [file_sha256(path) for path in settings.data],
         "target_file": identity,
         "num_processes": processes(),
     }
@@ -259,14 +260,6 @@ def drafter_shape(settings: TrainSettings, sizes: TargetSizes, candidates: int) 
         **chosen,
         **{name: getattr(settings, name) for name in switches},
     )
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 # ---- sizes and times ------------------------------------------------------------------------------------

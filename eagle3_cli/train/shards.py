@@ -74,11 +74,6 @@ class Header:
     template: str
     engine: str
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes on disk of one token."""
-        return token_bytes(self.width)
-
 
 def token_bytes(width: int) -> int:
     """Bytes on disk of one token of a target of this width; headers of the files aside."""
@@ -342,7 +337,9 @@ class ShardReader:
     def _verify(self) -> None:
         with ThreadPoolExecutor(max(1, min(16, os.cpu_count() or 1))) as pool:
             entries = self.manifest.shards
-            for entry, digest in zip(entries, pool.map(lambda e: _sha256(self.folder / e.file), entries), strict=True):
+            for entry, digest in zip(
+                entries, pool.map(lambda e: file_sha256(self.folder / e.file), entries), strict=True
+            ):
                 if digest != entry.sha256:
                     raise FileError(
                         f"{self.folder / entry.file}: damaged: expected sha256 {entry.sha256[:12]}, got {digest[:12]}.",
@@ -408,7 +405,8 @@ def _check_size(folder: Path, entry: ShardEntry) -> None:
         raise FileError(f"{path}: expected a shard of {entry.bytes} bytes, got {found}.", _AGAIN)
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Of the whole content, read piece by piece."""
     with path.open("rb") as file:
         digest = hashlib.sha256()
         while block := file.read(1 << 20):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pytest
 
-from eagle3_cli import convert
-from eagle3_cli.commands.convert import CONVENTIONS, FEEDBACKS, OUTTYPES, default_output, table
+from eagle3_cli.commands.convert import convert as command
+from eagle3_cli.commands.convert import default_output, table
 from eagle3_cli.convert import AUX_CONVENTIONS, ConvertSettings, Report, TensorRow
 from eagle3_cli.errors import CheckpointError
+from eagle3_cli.settings import FEEDBACK
 
 
 @pytest.fixture
@@ -75,8 +77,9 @@ def test_default_output_is_named_after_the_checkpoint(source, name):
 def test_choices_are_those_of_the_converter():
     from eagle3_cli.convert import ggml_types
 
-    assert (CONVENTIONS, FEEDBACKS) == (AUX_CONVENTIONS, convert.FEEDBACKS)
-    assert set(OUTTYPES) == set(ggml_types.OUTTYPES)
+    choices = {p.name: tuple(p.type.choices) for p in command.params if isinstance(p.type, click.Choice)}
+    assert (choices["aux_convention"], choices["feedback"]) == (AUX_CONVENTIONS, FEEDBACK)
+    assert set(choices["outtype"]) == set(ggml_types.OUTTYPES)
 
 
 def test_target_can_come_from_the_variable(eagle3, calls, monkeypatch):
