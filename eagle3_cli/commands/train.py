@@ -10,7 +10,7 @@ import click
 from ..console import Console
 from ..convert.ggml_types import OUTTYPES
 from ..errors import OptionError
-from ..train.settings import INITS, LOSSES, OBJECTIVES, PRECISIONS, TrainSettings
+from ..train.settings import COMPILE, ENGINES, INITS, LOSSES, OBJECTIVES, PRECISIONS, TrainSettings
 from .build import runtime_settings
 from .options import Command, Decorator, option, quiet_option, runtime_options, together
 
@@ -41,6 +41,8 @@ data_options: Decorator[Any] = together(
     _number(DATA, "--tokens", "Answer tokens that the target writes without --data."),
     _number(DATA, "--answer-tokens", "Most tokens of one written answer."),
     _number(DATA, "--max-length", "Longest sample in tokens; conversations are cut at a turn."),
+    _flag(DATA, "--states", "What computes the target's states: transformers is faster where PyTorch is.",
+          type=click.Choice(ENGINES)),
     _number(DATA, "--held-out", "Share of the conversations that is not trained on.", float),
 )  # fmt: skip
 shape_options: Decorator[Any] = together(
@@ -77,7 +79,8 @@ step_options: Decorator[Any] = together(
     _number(STEPS, "--accumulate", "Micro-batches per optimiser step."),
     _number(STEPS, "--clip", "Largest norm of the gradient.", float),
     _number(STEPS, "--weight-decay", "AdamW's.", float),
-    _flag(STEPS, "--precision", "Of the matrix products. Default: auto, bf16 on a GPU.",
+    _flag(STEPS, "--compile", "Use torch.compile. Default: auto, where it works and pays.", type=click.Choice(COMPILE)),
+    _flag(STEPS, "--precision", "Of the matrix products. Default: auto, bf16 where the hardware has it.",
           type=click.Choice(PRECISIONS)),
     _number(STEPS, "--seed", "Of the data, the start and the order."),
     _number(STEPS, "--log-steps", "Steps between two lines of metrics.jsonl."),

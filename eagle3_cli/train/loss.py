@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,14 +29,18 @@ from .model import Batch, Drafter, FeatureDrafter
 KINDS = ("soft", "lk", "eagle")
 LK_ETA = 3.0
 EAGLE_TOKEN_WEIGHT = 0.1  # SafeAILab/EAGLE, train/main.py: p_w
-CHUNK_FLOATS = 2**22  # logits that exist at a time, as several arrays of this size
+# Rows whose logits exist at a time, of all steps together.  On a CPU they should stay in the cache: ... ; a GPU wants
+# few, large products.
+CHUNK_ROWS = {"cpu": 896}
+CHUNK_ROWS_ELSEWHERE = 8192
 
 
 def ttt_loss(
-    drafter: Drafter, batch: Batch, steps: int = 7, decay: float = 0.8, kind: str = "soft"
+    drafter: Drafter, batch: Batch, steps: int = 7, decay: float = 0.8, kind: str = "soft", rate: Rated | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of a batch, a float32 scalar, and what happened at every step; a batch in which nothing counts gives 0.
 
+    rate: `rated(kind)` if it was made before, which compiles once.
     Metrics, float32 [steps] each, detached sums that can be added up over batches and machines:
     counted      rows that count
     loss         their unweighted losses
@@ -52,9 +57,9 @@ def ttt_loss(
     selected = [rows.of_step(output, i) for i, output in enumerate(outputs)]
     best = drafter.draft_index[rows.at(batch["best"])]
     states, head = rows.at(batch["final"]).to(drafter.target_head.dtype), drafter.target_head
-    aims = _Aims(states, head, best, share, rows.valid, _LOSSES[kind])
-    inputs = [drafter.head_input(output) for output in selected]
-    loss, sums = _HeadLoss.apply(aims, torch.is_grad_enabled(), drafter.head, *inputs)
+    aims = _Aims(states, head, best, share, rows.valid, rate or rated(kind))
+    inputs = drafter.head_input(torch.stack(selected))
+    loss, sums = _HeadLoss.apply(aims, torch.is_grad_enabled(), drafter.head, inputs)
     if kind == "eagle":
         regression = F.smooth_l1_loss(selected[0].float(), aims.states.float(), reduction="none").mean(-1)
         loss = (regression * share[0]).sum() + EAGLE_TOKEN_WEIGHT * loss
@@ -65,12 +70,17 @@ def ttt_loss(
 class TrainingStep(nn.Module):
     """A drafter and its objective as one module, so that wrappers which hook `forward` (DDP) see the whole step."""
 
-    def __init__(self, drafter: Drafter, steps: int = 7, decay: float = 0.8, kind: str = "soft") -> None:
+    def __init__(
+        self, drafter: Drafter, steps: int = 7, decay: float = 0.8, kind: str = "soft", compiled: bool = False
+    ) -> None:
         super().__init__()
         self.drafter, self.steps, self.decay, self.kind = drafter, steps, decay, kind
+        self.rate = rated(kind, compiled)
+        if compiled:
+            drafter.midlayer.compile_parts()
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        return ttt_loss(self.drafter, batch, self.steps, self.decay, self.kind)
+        return ttt_loss(self.drafter, batch, self.steps, self.decay, self.kind, self.rate)
 
 
 @dataclass(frozen=True)
@@ -111,11 +121,11 @@ def counted_rows(batch: Batch, steps: int, wanted: Tensor | None = None) -> Rows
 # --- losses of single rows, with their gradients -----------------------------------------------------------
 
 RowLoss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(P, log Q, Q, acceptance rate) -> (loss [n], its gradient by the drafter's logits [n, Vd]).  Q may be overwritten."""
+"""(P, log Q, Q, acceptance rate) -> (loss [n], its gradient by the drafter's logits [n, Vd])."""
 
 
 def _soft(p: Tensor, log_q: Tensor, q: Tensor, acceptance: Tensor) -> tuple[Tensor, Tensor]:
-    return -(p * log_q).sum(-1), q.sub_(p)
+    return -(p * log_q).sum(-1), q - p
 
 
 def _lk(p: Tensor, log_q: Tensor, q: Tensor, acceptance: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,11 +133,32 @@ def _lk(p: Tensor, log_q: Tensor, q: Tensor, acceptance: Tensor) -> tuple[Tensor
     weight = (-LK_ETA * acceptance).exp()
     short = q * (q < p)  # 1 - acceptance falls by the probability that such tokens gain
     by_logits = q * short.sum(-1, keepdim=True) - short
-    gradient = weight[:, None] * (q - p) + (1 - weight)[:, None] * by_logits
+    gradient = weight[..., None] * (q - p) + (1 - weight)[..., None] * by_logits
     return weight * kl + (1 - weight) * (1 - acceptance), gradient
 
 
 _LOSSES: dict[str, RowLoss] = {"soft": _soft, "lk": _lk, "eagle": _soft}
+
+Rated = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""(logits [steps, n, Vd], P [n, Vd], share [steps, n], valid [steps, n], best [n]) -> (the sum of share times loss;
+sums [3, steps] of loss, accuracy and acceptance over valid rows; the gradient of the first by the logits)."""
+
+
+def _rated(row_loss: RowLoss, logits: Tensor, p: Tensor, share: Tensor, valid: Tensor, best: Tensor) -> Any:
+    """See Rated.  Some ten passes over the logits, which a compiler merges into two."""
+    log_q = logits.float().log_softmax(-1)
+    q = log_q.exp()
+    acceptance = torch.minimum(p, q).sum(-1)
+    losses, gradient = row_loss(p, log_q, q, acceptance)
+    right = log_q.gather(-1, best.expand(len(logits), -1)[..., None])[..., 0] >= log_q.amax(-1)  # a tie is right
+    sums = torch.stack([(value * valid).sum(-1) for value in (losses, right, acceptance)])
+    return (losses * share).sum(), sums, (gradient * share[..., None]).to(logits.dtype)
+
+
+def rated(kind: str, compiled: bool = False) -> Rated:
+    """What rates rows by the loss of this name.  compiled: by torch.compile, which needs a C++ compiler for a CPU."""
+    function = partial(_rated, _LOSSES[kind])
+    return torch.compile(function, dynamic=True) if compiled else function
 
 
 @dataclass(frozen=True)
@@ -145,44 +176,42 @@ class _Aims:
     best: Tensor
     share: Tensor
     valid: Tensor
-    loss: RowLoss
+    rate: Rated
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Loss and gradients of all rows, chunk by chunk: no more than CHUNK_FLOATS logits exist at a time, and none are
-    computed twice.  The gradient by the logits is known in closed form, so the forward pass finishes the job."""
+    """Loss and gradients of all rows, chunk by chunk: the logits of no more rows exist at a time, and none are computed
+    twice.  The gradient by the logits is known in closed form, so the forward pass finishes the job."""
 
     @staticmethod
-    def forward(ctx: Any, aims: _Aims, wanted: bool, head: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss, sums [3, steps] of loss, accuracy and acceptance).  inputs: what the head reads, one [N, H] a step."""
-        sums = torch.zeros(3, len(inputs), device=head.device)
-        loss = torch.zeros((), device=head.device)
-        d_inputs = [torch.empty_like(x) for x in inputs] if wanted else []
+    def forward(ctx: Any, aims: _Aims, wanted: bool, head: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """(loss, sums [3, steps] of loss, accuracy and acceptance).  inputs: what the head reads, [steps, N, H]."""
+        (steps, n, width), device = inputs.shape, head.device
+        autocast = torch.is_autocast_enabled(device.type)
+        kind = torch.get_autocast_dtype(device.type) if autocast else head.dtype
+        weights, target, x = head.to(kind), aims.head.to(kind), inputs.to(kind)
+        loss, sums = torch.zeros((), device=device), torch.zeros(3, steps, device=device)
+        d_inputs = torch.empty_like(x) if wanted else None
         d_head = torch.zeros_like(head) if wanted and ctx.needs_input_grad[2] else None
-        rows = max(1, CHUNK_FLOATS // len(head))
-        for start in range(0, len(aims.states), rows):
+        rows = max(1, CHUNK_ROWS.get(device.type, CHUNK_ROWS_ELSEWHERE) // steps)
+        for start in range(0, n, rows):
             chunk = slice(start, start + rows)
-            p = F.linear(aims.states[chunk], aims.head).float().softmax(-1)
-            for i, x in enumerate(inputs):
-                logits = F.linear(x[chunk], head)
-                log_q = logits.float().log_softmax(-1)
-                q = log_q.exp()
-                acceptance, share, valid = torch.minimum(p, q).sum(-1), aims.share[i, chunk], aims.valid[i, chunk]
-                right = log_q.argmax(-1) == aims.best[chunk]
-                losses, d_logits = aims.loss(p, log_q, q, acceptance)
-                sums[:, i] += torch.stack([(value * valid).sum() for value in (losses, right, acceptance)])
-                loss += (losses * share).sum()
-                d_logits = d_logits.mul_(share[:, None]).to(logits.dtype)
-                if d_inputs:
-                    d_inputs[i][chunk] = d_logits @ head
-                if d_head is not None:
-                    d_head += d_logits.T @ x[chunk]
-        ctx.trains_head = d_head is not None
-        ctx.save_for_backward(*([] if d_head is None else [d_head]), *d_inputs)
+            p = F.linear(aims.states[chunk], target).float().softmax(-1)
+            read = x[:, chunk].reshape(-1, width)  # one product for all steps
+            logits = (read @ weights.T).view(steps, len(p), -1)
+            parts = aims.rate(logits, p, aims.share[:, chunk], aims.valid[:, chunk], aims.best[chunk])
+            loss, sums, d_logits = loss + parts[0], sums + parts[1], parts[2].flatten(0, 1)
+            if d_inputs is not None:
+                d_inputs[:, chunk] = (d_logits @ weights).view(steps, len(p), width)
+            if d_head is not None:
+                d_head += d_logits.T @ read
+        ctx.kinds, ctx.trains_head = inputs.dtype, d_head is not None
+        ctx.save_for_backward(*(tensor for tensor in (d_inputs, d_head) if tensor is not None))
         ctx.mark_non_differentiable(sums)
         return loss, sums
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        scaled = [grads[0] * gradient for gradient in ctx.saved_tensors]
-        return (None, None, *(scaled if ctx.trains_head else [None, *scaled]))
+        d_inputs, *d_head = ctx.saved_tensors
+        scaled = grads[0] * d_inputs.to(ctx.kinds)
+        return None, None, grads[0] * d_head[0] if d_head else None, scaled

@@ -157,6 +157,12 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, shape.eps)
         self.self_attn = _Attention(shape)
         self.mlp = _Mlp(shape)
+        self.before_attention, self.after_attention = self._before_attention, self._after_attention
+
+    def compile_parts(self) -> None:
+        """Let torch.compile merge what surrounds the attention, which is written out by hand."""
+        self.before_attention = torch.compile(self._before_attention, dynamic=True)
+        self.after_attention = torch.compile(self._after_attention, dynamic=True)
 
     def halves(self) -> tuple[Tensor, Tensor]:
         """q, k and v as one matrix for the embedding and one for the hidden input, each [q + k + v rows, H]."""
@@ -172,14 +178,24 @@ class _Layer(nn.Module):
         turns    cosines and sines of the rows' positions, [rows, head_dim]
         weight   the hidden input's part of q, k and v
         """
+        q, k, v, residual = self.before_attention(words, z, turns, weight)
+        cache.keys.append(k)
+        cache.values.append(v)
+        return self.after_attention(attend(q, cache.keys, cache.values), residual)
+
+    def _before_attention(
+        self, words: Tensor, z: Tensor, turns: tuple[Tensor, Tensor], weight: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Query, key and value, [B, heads, rows, head_dim], and the residual."""
         shape, (batch, rows, _) = self.shape, z.shape
         u = self.hidden_norm(z)
         both = (words + F.linear(u, weight)).view(batch, rows, -1, shape.head_dim).transpose(1, 2)
         q, k, v = both.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
-        cache.keys.append(_turned(k, *turns).to(v.dtype))
-        cache.values.append(v)
-        seen = attend(_turned(q, *turns).to(v.dtype), cache.keys, cache.values)
-        y = (u if shape.norm_before_residual else z) + self.self_attn.o_proj(seen.transpose(1, 2).flatten(2))
+        residual = u if shape.norm_before_residual else z
+        return _turned(q, *turns).to(v.dtype), _turned(k, *turns).to(v.dtype), v, residual
+
+    def _after_attention(self, seen: Tensor, residual: Tensor) -> Tensor:
+        y = residual + self.self_attn.o_proj(seen.transpose(1, 2).flatten(2))
         out: Tensor = y + self.mlp(self.post_attention_layernorm(y))
         return out
 

@@ -402,7 +402,9 @@ def _capture_speed(settings: TrainSettings, inputs: Inputs) -> float | None:
     ids = np.linspace(0, inputs.sizes.vocab - 1, min(PROBE_TOKENS, settings.max_length)).astype(np.int32)
     told: list[CaptureProgress] = []
     with tempfile.TemporaryDirectory(prefix="eagle3-") as folder:
-        chosen = CaptureSettings(settings.target, Path(folder), settings.runtime, inputs.aux_layers)
+        chosen = CaptureSettings(
+            settings.target, Path(folder), settings.runtime, inputs.aux_layers, engine=settings.states
+        )
         capture(chosen, [Sample(ids, np.ones(len(ids), bool))], told.append)
     return told[0].tokens_per_second
 

@@ -16,7 +16,9 @@ LOSSES = ("soft", "lk")
 OBJECTIVES = ("eagle3", "eagle")
 INITS = ("target", "random")
 PRECISIONS = ("auto", "no", "bf16")
-_FREE = ("output", "runtime", "checkpoint_minutes", "force", "dry_run")  # may change between a run and its resume
+ENGINES = ("llama.cpp", "transformers")
+COMPILE = ("auto", "on", "off")
+_FREE = ("output", "runtime", "checkpoint_minutes", "force", "dry_run", "compile")  # may change between a run and its resume
 _RUNTIME_KEPT = ("ctx_size", "flash_attn", "cache_type_k", "cache_type_v")  # what the target's states depend on
 _RANGES: dict[str, tuple[float, float]] = {
     "tokens": (1, math.inf),
@@ -59,6 +61,8 @@ class TrainSettings:
     tokens         answer tokens that the target writes where there is no data
     answer_tokens  most tokens of one written answer
     max_length     longest sample in tokens; longer conversations are cut at a turn
+    states         what computes the target's states: "llama.cpp", as chat does, or "transformers", faster where PyTorch
+                   is, from the same weights
     draft_vocab    Vd; None: the most frequent tokens that cover 99.5 % of the answers
     hidden, heads, kv_heads, head_dim, ffn   of the drafter; None: the target's
     ttt_steps      steps of training-time test; 1 is the naive head
@@ -73,7 +77,8 @@ class TrainSettings:
     accumulate     micro-batches per optimiser step
     held_out       share of the conversations that is not trained on
     log_steps, eval_steps   optimiser steps between two lines of metrics.jsonl, two evaluations; None: ten a run
-    precision      of the matrix products: "auto" is bf16 on a GPU and float32 on a CPU
+    precision      of the matrix products: "auto" is bf16 where the hardware has it (GPU, AMX), else float32
+    compile        torch.compile of what repeats: "auto" where it works and the training is long enough to pay for it
     aux_layers     layers whose *inputs* the drafter reads; None: 2, n/2, n-3
     outtype        type of the final GGUF's matrices
     force          start over where the output folder holds a run
@@ -86,6 +91,7 @@ class TrainSettings:
     tokens: int = 300_000
     answer_tokens: int = 512
     max_length: int = 2048
+    states: str = "llama.cpp"
     draft_vocab: int | None = None
     hidden: int | None = None
     heads: int | None = None
@@ -117,6 +123,7 @@ class TrainSettings:
     eval_steps: int | None = None
     checkpoint_minutes: float = 10.0
     precision: str = "auto"
+    compile: str = "auto"
     aux_layers: tuple[int, int, int] | None = None
     outtype: str = "f16"
     force: bool = False
@@ -132,6 +139,8 @@ class TrainSettings:
         check_name("--objective", self.objective, OBJECTIVES)
         check_name("--init", self.init, INITS)
         check_name("--precision", self.precision, PRECISIONS)
+        check_name("--states", self.states, ENGINES)
+        check_name("--compile", self.compile, COMPILE)
         check_name("--outtype", self.outtype, OUTTYPES)
         self._check_together()
 

@@ -204,7 +204,8 @@ class Run:
             self.hooks.progress(f"capturing, {now.tokens_per_second or 0:.0f} tokens/s", now.done / max(now.total, 1))
 
         folder = self.folder / name
-        chosen = CaptureSettings(self.settings.target, folder, self.settings.runtime, self.inputs.aux_layers)
+        s = self.settings
+        chosen = CaptureSettings(s.target, folder, s.runtime, self.inputs.aux_layers, engine=s.states)
         manifest = capture(chosen, samples, progress)
         self.hooks.report(f"{name}: {manifest.samples} samples, {manifest.tokens} tokens captured")
         return ShardReader(folder)

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .loss import CHUNK_FLOATS, counted_rows
+from .loss import counted_rows
 from .model import Batch, Drafter, StatedSample, collate
 
 BATCH_TOKENS = 4096
+CHUNK_ROWS = 512  # rows whose logits exist at a time
 
 
 class Answer(NamedTuple):
@@ -159,6 +160,5 @@ def match_rows(drafter: Drafter, batch: Batch, steps: int) -> tuple[NDArray[np.b
 
 def _most_probable(drafter: Drafter, outputs: torch.Tensor) -> torch.Tensor:
     """Draft index of the most probable token of each row."""
-    chunk = max(1, CHUNK_FLOATS // drafter.shape.draft_vocab)
-    found = [drafter.logits(part).argmax(-1) for part in outputs.split(chunk)]
+    found = [drafter.logits(part).argmax(-1) for part in outputs.split(CHUNK_ROWS)]
     return torch.cat(found) if found else outputs.new_empty(0, dtype=torch.int64)

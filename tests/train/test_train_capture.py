@@ -18,7 +18,7 @@ from states_tools import contents, random_samples, save_llama
 
 from eagle3_cli.errors import FileError, LlamaError, OptionError
 from eagle3_cli.settings import RuntimeSettings
-from eagle3_cli.train import capture as capture_module
+from eagle3_cli.train import llama_states
 from eagle3_cli.train.capture import CaptureSettings, aux_layers, batches, capture
 from eagle3_cli.train.samples import Sample
 from eagle3_cli.train.shards import ShardReader
@@ -164,7 +164,7 @@ def test_finished_capture_loads_no_model(
 ) -> None:
     capture(settings(tiny_target.path, tmp_path), SAMPLES)
     before = contents(tmp_path)
-    monkeypatch.setattr(capture_module, "LlamaRunner", None)
+    monkeypatch.setattr(llama_states, "LlamaRunner", None)
     capture(settings(tiny_target.path, tmp_path), SAMPLES)
     assert contents(tmp_path) == before
 
@@ -223,7 +223,7 @@ def test_other_samples_than_those_on_disk_are_refused(tmp_path: Path, tiny_targe
 def test_disk_that_is_too_small_is_known_before_the_model_is_loaded(
     tmp_path: Path, tiny_target: tiny.TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture_module, "LlamaRunner", None)
+    monkeypatch.setattr(llama_states, "LlamaRunner", None)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 1000))
     refuses(tiny_target.path, tmp_path, "MB are needed and 0 MB are free")
 
@@ -231,7 +231,7 @@ def test_disk_that_is_too_small_is_known_before_the_model_is_loaded(
 def test_target_whose_states_have_no_name_is_refused(
     tmp_path: Path, tiny_target: tiny.TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture_module, "FINAL", "no_such_state")
+    monkeypatch.setattr(llama_states, "FINAL", "no_such_state")
     refuses(tiny_target.path, tmp_path, "cannot be captured: no_such_state: expected 32 rows, got 0")
 
 

@@ -48,7 +48,7 @@ def by_definition(
 def test_loss_and_gradients_are_those_of_the_definition(
     kind: str, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_module, "CHUNK_FLOATS", chunk_rows * len(D2T))
+    monkeypatch.setattr(loss_module, "CHUNK_ROWS", {"cpu": chunk_rows})
     drafter, batch = make(D2T), collate(random_samples([12, 5, 17]))
     loss, metrics = ttt_loss(drafter, batch, 3, 0.8, kind)
     wanted, counted = by_definition(drafter, batch, 3, 0.8, kind)
