@@ -3,6 +3,7 @@
 # make fuzz      10,000 mutated checkpoints, configs and targets through `eagle3 convert`
 # make slow      the tests that take minutes (identity on an F32 target, 50 prompts)
 # make train-demo   a small drafter for the demo target, from nothing but its GGUF (a quarter of an hour on two cores)
+# make reproduce RUN=DIR   the paper's two claims, on the data of a run of `eagle3 train` (docs/reproduction.md)
 # make bench     the table of docs/benchmarks.md, against llama.cpp's own server (built once, about ten minutes)
 # make peer      every tensor and key of `eagle3 convert` against llama.cpp's own script (docs/llama_cpp_conversion.md)
 # make peer-speed FOLDER=/empty/folder   time and memory of both on a drafter for an 8B model; needs 6 GB there
@@ -30,7 +31,7 @@ LLAMA_ENV := CXXFLAGS="$(CXXFLAGS) -fno-tree-dse -fno-dse"
 LLAMA_PIP := --no-cache-dir
 endif
 
-.PHONY: demo test slow train-demo bench fuzz peer peer-speed lint sanitize clean
+.PHONY: demo test slow train-demo reproduce bench fuzz peer peer-speed lint sanitize clean
 
 demo: $(VENV)/ready
 	$(BIN)/eagle3 demo
@@ -44,7 +45,10 @@ slow: $(VENV)/torch
 train-demo: $(VENV)/torch
 	$(BIN)/eagle3 train --target "$$($(BIN)/python -c 'from eagle3_cli.demo import demo_target; print(demo_target())')" \
 	  -o .build/train-demo --tokens 60000 --answer-tokens 200 --max-length 512 --ffn 768 --draft-vocab 8192 \
-	  --batch-tokens 1024 --epochs 4 --max-minutes 6
+	  --batch-tokens 2048 --epochs 4 --max-minutes 6
+
+reproduce: $(VENV)/torch
+	$(BIN)/python benchmarks/reproduce.py --run $(RUN) -o .build/reproduction $(ARGUMENTS)
 
 bench: $(VENV)/ready $(LLAMA_SERVER)
 	$(BIN)/eagle3 bench --against $(LLAMA_SERVER) --ctx-size 1024
@@ -64,7 +68,8 @@ lint: $(VENV)/ready
 	rm -rf .build/types && mkdir -p .build/types/eagle3_cli
 	ln -s $(addprefix $(CURDIR)/,$(filter-out eagle3_cli/convert,$(wildcard eagle3_cli/*))) .build/types/eagle3_cli/
 	ln -s $(CURDIR)/convert .build/types/eagle3_cli/convert
-	cd .build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml eagle3_cli
+	ln -s $(wildcard $(CURDIR)/benchmarks/*.py) .build/types/
+	cd .build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml eagle3_cli *.py
 
 sanitize: $(VENV)/ready
 	rm -rf .build/sanitize
@@ -85,7 +90,7 @@ $(VENV)/ready: $(VENV)/llama $(SOURCES)
 	touch $@
 
 $(VENV)/torch: $(VENV)/ready
-	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[train]'
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[train,figures]'
 	touch $@
 
 $(LLAMA_SERVER):

@@ -10,7 +10,7 @@ import click
 from ..console import Console
 from ..convert.ggml_types import OUTTYPES
 from ..errors import OptionError
-from ..train.settings import COMPILE, ENGINES, INITS, LOSSES, OBJECTIVES, PRECISIONS, TrainSettings
+from ..train.settings import COMPILE, ENGINES, LOSSES, OBJECTIVES, OPTIMISERS, PRECISIONS, TrainSettings
 from .build import runtime_settings
 from .options import Command, Decorator, option, quiet_option, runtime_options, together
 
@@ -66,12 +66,14 @@ objective_options: Decorator[Any] = together(
           type=click.Choice(LOSSES)),
     _flag(OBJECTIVE, "--objective", "eagle: feature regression, for comparison in PyTorch.",
           type=click.Choice(OBJECTIVES)),
-    _flag(OBJECTIVE, "--init", "Where the weights start.", type=click.Choice(INITS)),
+    _flag(OBJECTIVE, "--init", "Where the weights start: target, random, or the folder of a drafter's checkpoint.",
+          metavar="NAME|DIR"),
 )  # fmt: skip
 step_options: Decorator[Any] = together(
     _number(STEPS, "--epochs", "Passes over the data. Default: 1.", float),
     _number(STEPS, "--steps", "Optimiser steps instead."),
     _number(STEPS, "--max-minutes", "End the training after so many minutes.", float),
+    _flag(STEPS, "--optimiser", "muon: for the layer's matrices, AdamW for the rest.", type=click.Choice(OPTIMISERS)),
     _number(STEPS, "--lr", "Peak learning rate.", float),
     _number(STEPS, "--head-lr-factor", "Times that for the head and its norm.", float),
     _number(STEPS, "--warmup", "Share of the training on the way up to it.", float),

@@ -10,10 +10,12 @@
     samples.py   the records between them           walk.py       simulated acceptance length
     shards.py    the target's states on disk        vocab.py      draft vocabulary
     capture.py   samples -> shards                  export.py     the checkpoint
-    plan.py      checks, sizes and times            loop.py       order of the batches, optimiser steps
+    inputs.py    every input checked                plan.py       sizes and times
+    order.py     order of the batches               loop.py       optimiser steps
     state.py     the output folder, resume          report.py     real acceptance, report.html
     settings.py  every setting and its range        stages.py     what a run does, in order
-    initial.py   where the weights start
+    initial.py   where the weights start           starting.py   or from which checkpoint
+    compiling.py torch.compile and the like        llama_states.py, torch_states.py   who computes the states
 
 Importing this module is cheap: torch and llama.cpp are loaded by `train`.
 
@@ -40,13 +42,16 @@ def train(settings: TrainSettings, hooks: Hooks | None = None) -> TrainResult:
     InputError before any long work for whatever cannot end well.  KeyboardInterrupt after a Ctrl-C; what is done by
     then is on disk.  Under `accelerate launch` the main process does everything but the training alone.
     """
-    from .plan import check_inputs, make_plan, measured
+    from .inputs import check_inputs
+    from .plan import make_plan, measured
     from .stages import Run, tell
     from .state import RESULT, check_folder, opened
 
     main = int(os.environ.get("RANK", "0")) == 0
     hooks = hooks if hooks and main else Hooks()
     inputs = check_inputs(settings)
+    for note in inputs.start.notes if inputs.start else ():
+        hooks.report(f"--init: {note}")
     known = check_folder(settings, inputs.digests)
     plan = make_plan(settings, inputs)
     if settings.dry_run:

@@ -1,7 +1,7 @@
 """Where training starts: the drafter's layer and head from the target's own, as far as their shapes agree.
 
 The target's last layer already turns a residual stream into nearly the next one, and its head reads tokens from that.
-So the drafter's hidden input starts as the newest of the three aux states, its layer as the target's last with nothing
+So the drafter's hidden input starts as the newest of the three aux states, its layer as the target's last with little
 read from the embedding half, and its final norm and head as the target's.
 """
 
@@ -61,7 +61,18 @@ def start_from_target(drafter: Drafter, target: Start, embedding_part: float = 0
     if "fc.weight" in own:
         own["fc.weight"].copy_(_newest_state(drafter))
         taken.append("fc.weight")
+        _rescale(own, drafter.scale[2 * drafter.shape.target_width :].median())
     return taken
+
+
+def _rescale(own: dict[str, nn.Parameter], unit: Tensor) -> None:
+    """Divide everything that is added up between fusion and final norm by one unit.
+
+    The weights get the size of 1, which steps of a learning rate can move.  Norms undo it, so the function stays
+    (not with norm_before_residual and norm_output, whose residuals are normed rows and have that size already).
+    """
+    for name in ("fc.weight", "midlayer.self_attn.o_proj.weight", "midlayer.mlp.down_proj.weight"):
+        own[name].div_(unit)
 
 
 def _newest_state(drafter: Drafter) -> Tensor:

@@ -21,9 +21,10 @@ from torch import nn
 
 from ..errors import Eagle3Error, OptionError
 from ..interrupt import gentle_interrupt
+from .compiling import PAYS, compile_fault, fast_bfloat16, keep_memory, training_device
 from .loss import TrainingStep
 from .model import Drafter, collate
-from .plan import Order, epoch_batches, rate
+from .order import Order, epoch_batches, rate
 from .report import write_page
 from .settings import Hooks, TrainSettings
 from .shards import ShardReader
@@ -52,10 +53,10 @@ class Job:
     settings: TrainSettings
 
 
-def training_step(drafter: Drafter, settings: TrainSettings) -> TrainingStep:
+def training_step(drafter: Drafter, settings: TrainSettings, compiled: bool = False) -> TrainingStep:
     """The drafter with the objective that the settings ask for."""
     kind = "eagle" if settings.objective == "eagle" else settings.loss
-    return TrainingStep(drafter, settings.ttt_steps, settings.decay, kind)
+    return TrainingStep(drafter, settings.ttt_steps, settings.decay, kind, compiled)
 
 
 def accelerator_for(settings: TrainSettings) -> Any:
@@ -65,7 +66,7 @@ def accelerator_for(settings: TrainSettings) -> Any:
 
     mixed, on_cpu = settings.precision, settings.runtime.device == "cpu"
     if mixed == "auto":
-        mixed = "bf16" if torch.cuda.is_available() and not on_cpu else "no"
+        mixed = "bf16" if fast_bfloat16(training_device(settings)) else "no"
     made = Accelerator(mixed_precision=mixed, cpu=on_cpu, kwargs_handlers=[InitProcessGroupKwargs(timeout=WAIT)])
     if made.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
         raise OptionError(
@@ -84,17 +85,32 @@ class Loop:
         self.accelerator = accelerator_for(s)
         if s.runtime.threads:
             torch.set_num_threads(s.runtime.threads)
-        self.optimiser = _optimiser(job.drafter, s)
-        self.model, self.prepared = self.accelerator.prepare(training_step(job.drafter, s), self.optimiser)
+        keep_memory()
         self.order = Order(job.reader.lengths[job.training], s.batch_tokens, s.seed)
         self.group = s.accumulate * self.accelerator.num_processes
         self.total = s.steps or max(1, math.ceil(self.order.length(s.epochs or 1.0) / self.group))
+        self.optimisers = optimisers(job.drafter, s)
+        self.objective = training_step(job.drafter, s, self._compiled())
+        self.model, *self.prepared = self.accelerator.prepare(self.objective, *self.optimisers)
         self.eval_steps = s.eval_steps or max(1, self.total // 10)
         self.step, self.seconds, self.tokens = 0, 0.0, 0
         self.main = bool(self.accelerator.is_main_process)
         self.states, self.metrics = job.folder / "states", job.folder / METRICS
         self._since_log: list[dict[str, Any]] = []
         self._restore()
+
+    def _compiled(self) -> bool:
+        """Whether torch.compile is to be used; OptionError where it was asked for and does not work."""
+        s = self.job.settings
+        rows = self.total * s.batch_tokens * s.accumulate * s.ttt_steps
+        if s.compile == "off" or (s.compile == "auto" and rows < PAYS):
+            return False
+        fault = compile_fault(training_device(s))
+        if fault and s.compile == "on":
+            raise OptionError(f"--compile on: torch.compile does not work here: {fault}.", "Give --compile off.")
+        if fault:
+            self.hooks.report(f"not compiled, which is slower: torch.compile does not work here: {fault}.")
+        return fault is None
 
     # ---- one optimiser step ----
 
@@ -118,7 +134,7 @@ class Loop:
         """One optimiser step: the mean over the rows that count in all micro-batches of all processes."""
         s, last = self.job.settings, self.job.settings.accumulate - 1
         factor = rate(self._done(self.step + 1), s.warmup)
-        for group in self.optimiser.param_groups:
+        for group in (group for optimiser in self.optimisers for group in optimiser.param_groups):
             group["lr"] = s.lr * group["factor"] * factor
         sums = torch.zeros(3 + 3 * s.ttt_steps, dtype=torch.float64)
         for micro in range(s.accumulate):
@@ -139,8 +155,9 @@ class Loop:
                 f"training: the gradient of step {self.step + 1} is not finite.",
                 f"Start again with a lower --lr than {s.lr:g}; the last state is of an earlier step.",
             )
-        self.prepared.step()
-        self.prepared.zero_grad()
+        for optimiser in self.prepared:
+            optimiser.step()
+            optimiser.zero_grad()
         return {"sums": sums, "lr": s.lr * factor, "norm": float(norm)}
 
     def _summed(self, values: torch.Tensor) -> torch.Tensor:
@@ -225,12 +242,11 @@ class Loop:
         """Means over the held-out samples, at most `HELD_OUT_TOKENS` of them; empty where nothing is held out."""
         lengths = self.job.reader.lengths[self.job.held_out]
         looked_at = self.job.held_out[np.cumsum(lengths) - lengths < HELD_OUT_TOKENS]
-        objective = training_step(self.job.drafter, self.job.settings)
         sums = torch.zeros(3 + 3 * self.job.settings.ttt_steps, dtype=torch.float64)
         for indices in epoch_batches(self.job.reader.lengths[looked_at], self.job.settings.batch_tokens, 0, 0):
             batch = collate([self.job.reader.sample(int(i)) for i in looked_at[indices]])
             batch = {name: value.to(self.accelerator.device) for name, value in batch.items()}
-            loss, found = objective(batch)
+            loss, found = self.objective(batch)
             sums += _sums(loss, found, batch, self.job.settings.decay)
         return _means(sums) if sums[0] else {}
 
@@ -246,7 +262,7 @@ class Loop:
         if self.main:
             tensors = {f"model.{name}": value.detach().cpu() for name, value in self._trained().items()}
             for name, parameter in self._trained().items():
-                for key, value in self.optimiser.state.get(parameter, {}).items():
+                for key, value in self._optimiser_of(parameter).state.get(parameter, {}).items():
                     tensors[f"optimiser.{name}.{key}"] = value.detach().cpu()
             tensors["rng"] = torch.get_rng_state()
             save_state(self.states, LoopState(tensors, self.step, self.seconds, self.tokens))
@@ -266,27 +282,41 @@ class Loop:
                 prefix = f"optimiser.{name}."
                 moments = {k.removeprefix(prefix): v for k, v in state.tensors.items() if k.startswith(prefix)}
                 # AdamW counts its steps on the CPU
-                self.optimiser.state[parameter] = {
+                self._optimiser_of(parameter).state[parameter] = {
                     key: value if key == "step" else value.to(parameter.device) for key, value in moments.items()
                 }
         if self.main:
             cut_metrics(self.metrics, self.step)
         self.accelerator.wait_for_everyone()
 
+    def _optimiser_of(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
+        """The one that moves it."""
+        return next(o for o in self.optimisers if any(parameter is p for g in o.param_groups for p in g["params"]))
+
     def _trained(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.job.drafter.named_parameters() if p.requires_grad}
 
 
-def _optimiser(drafter: Drafter, settings: TrainSettings) -> torch.optim.AdamW:
-    """Four groups: the head and its norm at their own rate, and no decay on norms."""
+def optimisers(drafter: Drafter, settings: TrainSettings) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices between features and head, as asked for, and AdamW for the rest: the head and its norm at
+    their own rate, and no decay on norms.  Muon's steps are scaled to the size of AdamW's, so one rate fits both."""
+    turned: list[nn.Parameter] = []
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in drafter.named_parameters():
-        if parameter.requires_grad:
-            factor = settings.head_lr_factor if name in ("lm_head.weight", "norm.weight") else 1.0
-            decay = settings.weight_decay if parameter.dim() > 1 else 0.0
-            groups.setdefault((factor, decay), []).append(parameter)
+        if not parameter.requires_grad:
+            continue
+        of_head = name in ("lm_head.weight", "norm.weight")
+        if parameter.dim() == 2 and not of_head and settings.optimiser == "muon":
+            turned.append(parameter)
+            continue
+        decay = settings.weight_decay if parameter.dim() > 1 else 0.0
+        groups.setdefault((settings.head_lr_factor if of_head else 1.0, decay), []).append(parameter)
     described = [{"params": p, "factor": f, "weight_decay": d} for (f, d), p in groups.items()]
-    return torch.optim.AdamW(described, lr=settings.lr, betas=(0.9, 0.95))
+    made: list[torch.optim.Optimizer] = [torch.optim.AdamW(described, lr=settings.lr, betas=(0.9, 0.95))]
+    if turned:
+        group = {"params": turned, "factor": 1.0, "weight_decay": settings.weight_decay}
+        made.append(torch.optim.Muon([group], lr=settings.lr, adjust_lr_fn="match_rms_adamw"))
+    return made
 
 
 def _sums(

@@ -29,8 +29,8 @@ from .model import Batch, Drafter, FeatureDrafter
 KINDS = ("soft", "lk", "eagle")
 LK_ETA = 3.0
 EAGLE_TOKEN_WEIGHT = 0.1  # SafeAILab/EAGLE, train/main.py: p_w
-# Rows whose logits exist at a time, of all steps together.  On a CPU they should stay in the cache: ... ; a GPU wants
-# few, large products.
+# Rows whose logits exist at a time, of all steps together.  On a CPU few stay nearer to its cache; a GPU wants large
+# products.
 CHUNK_ROWS = {"cpu": 896}
 CHUNK_ROWS_ELSEWHERE = 8192
 

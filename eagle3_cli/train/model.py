@@ -299,8 +299,9 @@ class Drafter(nn.Module):
         cosines, sines = _turns(rows + steps - 1, self.shape, tokens.device)
         z, cache, outputs = self.first_input(batch)[:, :rows], _Cache([], []), []
         for i in range(steps):
-            window = slice(i, i + rows)
-            s = self.midlayer(words[:, window], z, (cosines[window], sines[window]), of_hidden, cache)
+            # Copies: what torch.compile gets lies alike at every step, so it compiles once.
+            window = [part.narrow(-2, i, rows).clone() for part in (words, cosines, sines)]
+            s = self.midlayer(window[0], z, (window[1], window[2]), of_hidden, cache)
             outputs.append(s)
             z = self.norm(s) if self.shape.norm_output else s
         return outputs

@@ -1,268 +1,33 @@
-"""What a run will do, before it does it: checks of all inputs, the order of the batches, sizes and times.
+"""What a run will take, before it does it: sizes, and times from short measurements.
 
 Nothing here writes into the output folder.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
 import shutil
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..convert.target import read_target
-from ..errors import FileError, InputError, OptionError
-from ..gguf_file import GgufFile
-from ..model_files import check_target
-from .settings import TrainSettings, flag
+from ..errors import FileError
+from .inputs import Inputs, drafter_shape, processes
+from .settings import TrainSettings
+from .vocab import MOST_CANDIDATES
 
 if TYPE_CHECKING:
     from .model import DrafterShape
-    from .weights import TargetSizes
 
-POOL = 1024  # samples that are sorted by length together; a batch is filled from one pool
-MOST_CANDIDATES = 32_000  # of a draft vocabulary chosen by coverage
-COVERAGE = 0.995
-CONTROL = 3  # enum llama_token_type
 PROBE_TOKENS = 256  # of the short measurements
 PROBE_ANSWER = 24
 PROMPT_SHARE = 1.35  # tokens of a conversation per answer token, before any is written
 ADAM_BYTES = 16  # per trained weight: value, gradient, two moments, float32
-
-# ---- the order of the batches ---------------------------------------------------------------------------
-
-
-def epoch_batches(lengths: Sequence[int] | np.ndarray, budget: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """Indices of one epoch's samples, in batches of similar length; batches and samples in random order.
-
-    A batch padded to its longest sample has at most `budget` tokens, or it is one longer sample alone.
-    """
-    lengths = np.asarray(lengths)
-    draw = np.random.default_rng([seed, epoch])
-    order = draw.permutation(len(lengths))
-    found: list[np.ndarray] = []
-    for start in range(0, len(order), POOL):
-        pool = order[start : start + POOL]
-        pool = pool[np.argsort(lengths[pool], kind="stable")]
-        first = 0
-        for end in range(1, len(pool) + 1):
-            if end == len(pool) or (end + 1 - first) * lengths[pool[end]] > budget:
-                found.append(pool[first:end])
-                first = end
-    return [found[i] for i in draw.permutation(len(found))]
-
-
-class Order:
-    """The endless row of batches: epoch after epoch, each in its own order."""
-
-    def __init__(self, lengths: Sequence[int] | np.ndarray, budget: int, seed: int) -> None:
-        self._make = lambda epoch: epoch_batches(lengths, budget, seed, epoch)
-        self._counts: list[int] = []
-        self._current: tuple[int, list[np.ndarray]] = (-1, [])
-
-    def _epoch(self, epoch: int) -> list[np.ndarray]:
-        if self._current[0] != epoch:
-            self._current = (epoch, self._make(epoch))
-        return self._current[1]
-
-    def _count(self, epoch: int) -> int:
-        while len(self._counts) <= epoch:
-            self._counts.append(len(self._epoch(len(self._counts))))
-        return self._counts[epoch]
-
-    def place(self, index: int) -> tuple[int, int]:
-        """(epoch, batch within it) of a batch of the row."""
-        epoch = 0
-        while index >= self._count(epoch):
-            index -= self._count(epoch)
-            epoch += 1
-        return epoch, index
-
-    def batch(self, index: int) -> np.ndarray:
-        epoch, within = self.place(index)
-        return self._epoch(epoch)[within]
-
-    def length(self, epochs: float) -> int:
-        """Batches in so many epochs; a part of one is rounded up."""
-        whole = int(epochs)
-        return sum(self._count(e) for e in range(whole)) + math.ceil((epochs - whole) * self._count(whole))
-
-
-def split(reader: Any, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(training, held-out) sample indices, ascending.
-
-    A sample's side follows from what comes before its first answer, so that two answers to one prompt are on one side
-    and more data moves no sample.  Where the share leaves nothing for training or for holding out: InputError.
-    """
-    held = np.array([_fraction(reader.sample(i), seed) < share for i in range(len(reader))], bool)
-    if share > 0 and len(held) > 1 and not held.any():  # too few conversations for the share: one
-        held[min(range(len(held)), key=lambda i: _fraction(reader.sample(i), seed))] = True
-    if held.all():
-        raise InputError(
-            f"--held-out: expected conversations left to train on, got {len(held)} of {len(held)} held out.",
-            "Give more data, or --held-out 0.",
-        )
-    return np.flatnonzero(~held), np.flatnonzero(held)
-
-
-def _fraction(sample: Any, seed: int) -> float:
-    """0..1 by the tokens before the first answer."""
-    answer = np.flatnonzero(np.asarray(sample.answer))
-    before = np.asarray(sample.tokens)[: answer[0] if len(answer) else None].astype("<i4")
-    digest = hashlib.blake2b(before.tobytes(), digest_size=8, key=str(seed).encode()).digest()
-    return int.from_bytes(digest, "big") / 2**64
-
-
-def rate(done: float, warmup: float) -> float:
-    """Factor of the learning rate when `done` (0..1) of the training is over: a line up, then half a cosine to 0."""
-    if done < warmup:
-        return done / warmup
-    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (done - warmup) / (1.0 - warmup))))
-
-
-# ---- checks ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What was found in the files that the settings name.
-
-    sizes          of the target
-    longest        tokens that a sample may have
-    aux_layers     the layers whose inputs the drafter reads
-    conversations  in the data, and their user turns
-    left_out       reason -> conversations of the data that are not used
-    digests        sha256 of each data file, what shards.py compares of the target, and the number of processes
-    """
-
-    sizes: TargetSizes
-    longest: int
-    aux_layers: tuple[int, int, int]
-    conversations: int
-    user_turns: int
-    left_out: Mapping[str, int]
-    digests: Mapping[str, Any]
-
-
-def check_inputs(settings: TrainSettings) -> Inputs:
-    """Read what can be read in seconds.  An InputError for everything that cannot end well."""
-    from .capture import aux_layers
-    from .chats import summarise_chats
-    from .shards import file_sha256
-    from .weights import identify, read_target_sizes
-
-    target = settings.target
-    if target.is_dir():
-        raise FileError(
-            f"{target}: is a folder, expected a GGUF.",
-            "Convert the model with llama.cpp's convert_hf_to_gguf.py first.",
-        )
-    check_target(target)
-    _check_template(target)
-    sizes = read_target_sizes(target)
-    _check_sizes(settings, sizes)
-    left_out: Counter[str] = Counter()
-    conversations = turns = 0
-    for path in settings.data:
-        summary = summarise_chats(path)
-        conversations += summary.conversations
-        turns += summary.user_turns
-        left_out += summary.left_out
-    identity = {name: value for name, value in asdict(identify(target)[0]).items() if name != "path"}
-    digests = {
-        "data_sha256": [file_sha256(path) for path in settings.data],
-        "target_file": identity,
-        "num_processes": processes(),
-    }
-    layers = aux_layers(settings.aux_layers, sizes.layers, sizes.layers)
-    if layers[0] < 2 and settings.objective == "eagle3":
-        raise OptionError(
-            f"--aux-layers: expected layers from 2 on, got {list(layers)}.",
-            "A checkpoint cannot name the input of layer 1: readers take a list that starts with 1 for outputs.",
-        )
-    context = settings.runtime.ctx_size or read_target(target).context or settings.max_length
-    longest = min(settings.max_length, context)
-    return Inputs(sizes, longest, layers, conversations, turns, left_out, digests)
-
-
-def _check_template(path: Path) -> None:
-    with GgufFile(path) as file:
-        if not file.get("tokenizer.chat_template"):
-            raise FileError(
-                f"{path}: expected a chat template (tokenizer.chat_template), got none.",
-                "A drafter is trained on chats as `eagle3 chat` renders them: take the instruction-tuned model.",
-            )
-
-
-def _check_sizes(settings: TrainSettings, sizes: TargetSizes) -> None:
-    missing = [name for name in ("heads", "kv_heads", "head_dim", "ffn") if not getattr(sizes, name)]
-    missing = [flag(name) for name in missing if getattr(settings, name) is None]
-    if missing:
-        raise OptionError(f"{settings.target}: does not say how large its layers are.", f"Give {', '.join(missing)}.")
-    size = settings.draft_vocab
-    if size is not None and size > sizes.vocab:
-        raise OptionError(f"--draft-vocab: expected at most the target's {sizes.vocab} tokens, got {size}.")
-    least = len(unskippable(settings.target))
-    if size is not None and size < least:
-        raise OptionError(f"--draft-vocab: expected at least the target's {least} end and control tokens, got {size}.")
-    drafter_shape(settings, sizes, size or sizes.vocab)
-
-
-def processes() -> int:
-    """How many train together: what `accelerate launch` started."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def unskippable(path: Path) -> list[int]:
-    """Ids that every draft vocabulary has: the target's control tokens, its end tokens among them."""
-    with GgufFile(path) as file:
-        kinds = file.get("tokenizer.ggml.token_type") or []
-        ends = [file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    control = [i for i, kind in enumerate(kinds) if kind == CONTROL]
-    return sorted({*control, *(end for end in ends if isinstance(end, int))})
-
-
-def choose_size(counts: np.ndarray, always: Sequence[int]) -> int:
-    """Size of the draft vocabulary where none was asked for: the fewest of the most frequent tokens, besides `always`,
-    that cover `COVERAGE` of the counted ones, rounded up to a multiple of 64 and at most `MOST_CANDIDATES`."""
-    others = np.array(counts, np.int64)
-    others[list(always)] = 0
-    wanted = COVERAGE * others.sum()
-    enough = int(np.searchsorted(np.cumsum(np.sort(others)[::-1]), wanted)) + 1
-    size = -(-(len(always) + enough) // 64) * 64
-    return min(size, max(MOST_CANDIDATES, len(always)), len(counts))
-
-
-def drafter_shape(settings: TrainSettings, sizes: TargetSizes, candidates: int) -> DrafterShape:
-    """The drafter's sizes: as asked for, otherwise the target's.  OptionError where they do not fit together."""
-    from .model import DrafterShape
-
-    chosen = {
-        name: getattr(settings, name) or getattr(sizes, name) for name in ("heads", "kv_heads", "head_dim", "ffn")
-    }
-    switches = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    return DrafterShape(
-        hidden=settings.hidden or sizes.width,
-        target_width=sizes.width,
-        vocab=sizes.vocab,
-        draft_vocab=candidates,
-        rope_theta=sizes.rope_theta,
-        eps=sizes.eps,
-        **chosen,
-        **{name: getattr(settings, name) for name in switches},
-    )
-
-
-# ---- sizes and times ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -306,15 +71,19 @@ class Plan:
         ]
 
 
-def make_plan(settings: TrainSettings, inputs: Inputs, counts: tuple[int, int, int] | None = None) -> Plan:
-    """counts: conversations, tokens and optimiser steps, where they are known.  FileError where the disk is too small.
+def make_plan(
+    settings: TrainSettings, inputs: Inputs, counts: tuple[int, int, int] | None = None, draft_vocab: int | None = None
+) -> Plan:
+    """FileError where the disk is too small.
 
-    draft vocabulary: as asked for, or the most that a choice by coverage takes.
+    counts        conversations, tokens and optimiser steps, where they are known
+    draft_vocab   where it is known; None: as asked for, or the most that a choice by coverage takes
     """
     from .shards import token_bytes
 
-    candidates = settings.draft_vocab or min(inputs.sizes.vocab, MOST_CANDIDATES)
-    shape = drafter_shape(settings, inputs.sizes, candidates)
+    most = settings.draft_vocab or min(inputs.sizes.vocab, MOST_CANDIDATES)
+    shape = drafter_shape(settings, inputs, draft_vocab or most)
+    candidates = shape.draft_vocab
     conversations, tokens, steps = counts or _expected(settings, inputs)
     parts, frozen = parameters(shape)
     trained = sum(parts.values())
@@ -425,11 +194,12 @@ def _training_speed(settings: TrainSettings, inputs: Inputs, candidates: int) ->
     """Tokens per second of one process: forward and backward pass on noise, the second of two."""
     import torch
 
+    from .compiling import fast_bfloat16, training_device
     from .loss import TrainingStep
     from .model import Drafter
 
-    shape = drafter_shape(settings, inputs.sizes, candidates)
-    device = "cuda" if torch.cuda.is_available() and settings.runtime.device != "cpu" else "cpu"
+    shape = drafter_shape(settings, inputs, candidates)
+    device = training_device(settings)
     words, head = torch.zeros(shape.vocab, shape.hidden), torch.zeros(candidates, shape.target_width)
     drafter = Drafter(shape, torch.arange(candidates), words, head).to(device)
     step = TrainingStep(drafter, settings.ttt_steps, settings.decay, settings.loss)
@@ -446,7 +216,8 @@ def _training_speed(settings: TrainSettings, inputs: Inputs, candidates: int) ->
     took = math.inf
     for _ in range(2):
         started = time.monotonic()
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda" and settings.precision != "no"):
+        mixed = settings.precision == "bf16" or (settings.precision == "auto" and fast_bfloat16(device))
+        with torch.autocast(device, torch.bfloat16, enabled=mixed):
             loss, _ = step(batch)
         loss.backward()
         loss.item()  # waits for the device

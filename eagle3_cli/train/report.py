@@ -25,8 +25,8 @@ from .state import METRICS, RESULT, read_metrics, write_json
 from .walk import answers_of
 
 if TYPE_CHECKING:
+    from .inputs import Inputs
     from .loop import Job
-    from .plan import Inputs
 
 SHAPES = {"chain 3": TreeShape(3, 1, 3), "tree 8": TreeShape(4, 4, 8)}
 AGREEMENT = 0.05  # tau of training and of decoding may differ by so much

@@ -15,10 +15,14 @@ from ..settings import RuntimeSettings, as_dict, check_name, check_range
 LOSSES = ("soft", "lk")
 OBJECTIVES = ("eagle3", "eagle")
 INITS = ("target", "random")
+OPTIMISERS = ("muon", "adamw")
 PRECISIONS = ("auto", "no", "bf16")
 ENGINES = ("llama.cpp", "transformers")
 COMPILE = ("auto", "on", "off")
-_FREE = ("output", "runtime", "checkpoint_minutes", "force", "dry_run", "compile")  # may change between a run and its resume
+# What may change between a run and its resume.
+_FREE = ("output", "runtime", "checkpoint_minutes", "force", "dry_run", "compile")
+_OF_START = ("draft_vocab", "hidden", "heads", "kv_heads", "head_dim", "ffn", "aux_layers", "fc_norm", "norm_output",
+             "norm_before_fc", "norm_before_residual")  # fmt: skip
 _RUNTIME_KEPT = ("ctx_size", "flash_attn", "cache_type_k", "cache_type_v")  # what the target's states depend on
 _RANGES: dict[str, tuple[float, float]] = {
     "tokens": (1, math.inf),
@@ -68,7 +72,9 @@ class TrainSettings:
     ttt_steps      steps of training-time test; 1 is the naive head
     decay          weight of step i in the loss is decay**i
     objective      "eagle": the older recipe, top-layer feature in, feature regression; in PyTorch only, no GGUF
-    init           the drafter's layer and head start as the target's, or at random
+    init           "target": the drafter's layer and head start as the target's; "random"; or the folder of a drafter's
+                   checkpoint, whose sizes, switches, draft vocabulary and aux layers are taken over
+    optimiser      "muon" for the matrices of the layer and the fusion, AdamW for the rest; or "adamw" for all
     lr             peak learning rate; head_lr_factor times that for the head and its norm
     warmup         share of the training spent on the way up to it
     epochs, steps  length of the training, at most one of them; None and None: one epoch
@@ -107,6 +113,7 @@ class TrainSettings:
     norm_before_fc: bool = False
     norm_before_residual: bool = False
     init: str = "target"
+    optimiser: str = "muon"
     lr: float = 1e-3
     head_lr_factor: float = 0.3
     warmup: float = 0.04
@@ -137,12 +144,13 @@ class TrainSettings:
                 check_range(flag(name), value, low, high)
         check_name("--loss", self.loss, LOSSES)
         check_name("--objective", self.objective, OBJECTIVES)
-        check_name("--init", self.init, INITS)
+        check_name("--optimiser", self.optimiser, OPTIMISERS)
         check_name("--precision", self.precision, PRECISIONS)
         check_name("--states", self.states, ENGINES)
         check_name("--compile", self.compile, COMPILE)
         check_name("--outtype", self.outtype, OUTTYPES)
         self._check_together()
+        self._check_start()
 
     def _check_together(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -160,6 +168,25 @@ class TrainSettings:
             )
         if self.aux_layers is not None and len(set(self.aux_layers)) != 3:
             raise OptionError(f"--aux-layers: expected three different layers, got {list(self.aux_layers)}.")
+
+    @property
+    def start(self) -> Path | None:
+        """Folder of the checkpoint to start from."""
+        return None if self.init in INITS else Path(self.init).expanduser()
+
+    def _check_start(self) -> None:
+        if self.start is None:
+            return
+        if not self.start.is_dir():
+            choices = ", ".join(INITS)
+            raise OptionError(f"--init: expected {choices} or the folder of a checkpoint, got {self.init}.")
+        if self.objective == "eagle":
+            raise OptionError(
+                "--init: an EAGLE-3 drafter cannot go on with --objective eagle.", "Leave one of them out."
+            )
+        for name in _OF_START:
+            if getattr(self, name) not in (None, False):
+                raise OptionError(f"{flag(name)}: has no effect with --init {self.init}.", "Leave one of them out.")
 
     def fixed(self) -> dict[str, Any]:
         """What a run keeps from its start to its end, as JSON values: a resume with others is refused."""

@@ -15,13 +15,17 @@ from .settings import Hooks, TrainResult, TrainSettings
 from .state import VOCABULARY
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .answers import AnswerSettings, Written
+    from .inputs import Inputs
     from .loop import Job
-    from .model import Drafter
-    from .plan import Inputs, Plan
+    from .model import Drafter, DrafterShape
+    from .plan import Plan
     from .samples import Conversation, Sample
     from .shards import ShardReader
     from .state import Part, SampleStore
+    from .weights import TargetWeights
 
 UNSEEN_TOKENS = 128  # of an answer that acceptance is measured on
 BARREN = 64  # conversations without a usable user's turn after which the target is taken to be unable to write them
@@ -217,9 +221,9 @@ class Run:
 
         from ..convert.output import replacing
         from .model import feature_scale
-        from .plan import choose_size, split, unskippable
+        from .order import split
         from .samples import Sample
-        from .vocab import count_tokens, coverage, draft_vocabulary
+        from .vocab import choose_size, count_tokens, coverage, draft_vocabulary, unskippable
 
         path = self.folder / VOCABULARY
         if path.is_file():
@@ -227,9 +231,12 @@ class Run:
         training, _ = split(reader, self.settings.held_out, self.settings.seed)
         stated = [reader.sample(int(i)) for i in training]
         counts = count_tokens((Sample(s.tokens.numpy(), s.answer.numpy()) for s in stated), self.inputs.sizes.vocab)
-        always = unskippable(self.settings.target)
-        size = self.settings.draft_vocab or choose_size(counts, always)
-        d2t = draft_vocabulary(counts, size, always)
+        if self.inputs.start:
+            d2t = self.inputs.start.d2t.numpy()
+        else:
+            always = unskippable(self.settings.target)
+            size = self.settings.draft_vocab or choose_size(counts, always)
+            d2t = draft_vocabulary(counts, size, always)
         scale = feature_scale(stated[:: max(1, len(stated) // SCALED_BY)])
         with replacing(path) as temporary:
             temporary.write_bytes(save({"d2t": torch.from_numpy(d2t), "scale": scale}))
@@ -238,7 +245,7 @@ class Run:
     def job(self) -> Job:
         """What the loop works on, from what the stages before left on disk."""
         from .loop import Job
-        from .plan import split
+        from .order import split
         from .shards import ShardReader
         from .walk import simulate
 
@@ -248,37 +255,53 @@ class Run:
         def acceptance(drafter: Drafter) -> dict[str, Any]:
             return simulate(drafter, unseen, range(len(unseen)))
 
-        return Job(self._drafter(), reader, training, held_out, acceptance, self.folder, self.settings)
+        return Job(self.drafter(), reader, training, held_out, acceptance, self.folder, self.settings)
 
-    def _drafter(self) -> Drafter:
+    def drafter(self) -> Drafter:
         """As it is before the first step."""
         import torch
         from safetensors.torch import load_file
 
-        from .initial import projected_embedding, start_from_target
+        from .initial import start_from_target
+        from .inputs import drafter_shape
         from .model import Drafter, FeatureDrafter
-        from .plan import drafter_shape
+        from .starting import start_from_checkpoint
         from .weights import read_target_weights
 
         chosen = load_file(self.folder / VOCABULARY)
         d2t, scale = chosen["d2t"], chosen["scale"]
         target = read_target_weights(self.settings.target, d2t.numpy())
-        shape = drafter_shape(self.settings, self.inputs.sizes, len(d2t))
+        shape = drafter_shape(self.settings, self.inputs, len(d2t))
         torch.manual_seed(self.settings.seed)
         if self.settings.objective == "eagle":
             made: Drafter = FeatureDrafter(shape, d2t, target.embedding, target.head)
         else:
-            words = projected_embedding(target.embedding, shape.hidden) if shape.own_embeddings else target.embedding
-            made = Drafter(shape, d2t, words, target.head, None if shape.normed_features else scale)
-        if self.settings.init == "target":
+            made = Drafter(
+                shape, d2t, self._embedding(target, shape), target.head, None if shape.normed_features else scale
+            )
+        if self.inputs.start:
+            start_from_checkpoint(made, self.inputs.start)
+        elif self.settings.init == "target":
             start_from_target(made, target)
         return made
 
+    def _embedding(self, target: TargetWeights, shape: DrafterShape) -> Tensor:
+        """What the drafter reads of tokens, [V, H]."""
+        from .initial import projected_embedding
+
+        start = self.inputs.start
+        if not shape.own_embeddings:
+            return target.embedding
+        own = start.embedding if start else None
+        return projected_embedding(target.embedding, shape.hidden) if own is None else own
+
     def _exact_plan(self, job: Job) -> Plan:
-        from .plan import Order, make_plan, processes
+        from .inputs import processes
+        from .order import Order
+        from .plan import make_plan
 
         lengths = job.reader.lengths[job.training]
         s, group = self.settings, self.settings.accumulate * processes()
         steps = s.steps or math.ceil(Order(lengths, s.batch_tokens, s.seed).length(s.epochs or 1.0) / group)
         counts = (len(lengths), int(lengths.sum()), steps)
-        return make_plan(replace(s, draft_vocab=job.drafter.shape.draft_vocab), self.inputs, counts)
+        return make_plan(s, self.inputs, counts, job.drafter.shape.draft_vocab)

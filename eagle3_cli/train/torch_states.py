@@ -11,6 +11,7 @@ import torch
 from accelerate.utils import compile_regions
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 from transformers.utils.quantization_config import GgufConfig
 
 from ..errors import BackendError, FileError
@@ -51,8 +52,8 @@ class TransformersRunner:
         width = output.last_hidden_state.shape[-1]
         hidden, final = together.split([3 * width, width], dim=1)
         best = torch.cat([self._head(part).argmax(1) for part in final.split(256)])  # never all logits at once
-        parts = (part.split([len(t) for t in tokens]) for part in (hidden.bfloat16().cpu(), final.bfloat16().cpu(), best.cpu()))
-        return list(zip(*parts, strict=True))
+        columns = hidden.bfloat16().cpu(), final.bfloat16().cpu(), best.cpu()
+        return list(zip(*(column.split([len(t) for t in tokens]) for column in columns), strict=True))
 
     @property
     def _head(self) -> Any:
@@ -93,6 +94,7 @@ def _torch_device(device: str) -> torch.device:
 
 def _load(path: Path, dtype: torch.dtype) -> Any:
     """FileError where transformers cannot load it, or would make up weights that the files do not hold."""
+    logging.disable_progress_bar()
     where: dict[str, Any] = {"pretrained_model_name_or_path": path}
     if not path.is_dir():
         where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError
+from ..gguf_file import GgufFile
 from .samples import Sample
 
 Ids = NDArray[np.int64]
+
+MOST_CANDIDATES = 32_000  # of a draft vocabulary chosen by coverage
+COVERAGE = 0.995
+CONTROL = 3  # enum llama_token_type
 
 
 def count_tokens(samples: Iterable[Sample], vocab: int) -> Ids:
@@ -48,3 +54,23 @@ def coverage(counts: Ids, ids: Ids) -> float:
     """Share of the counted tokens that lies in a draft vocabulary; 1 where nothing was counted."""
     total = int(counts.sum())
     return int(counts[ids].sum()) / total if total else 1.0
+
+
+def unskippable(path: Path) -> list[int]:
+    """Ids that every draft vocabulary has: the target's control tokens, its end tokens among them."""
+    with GgufFile(path) as file:
+        kinds = file.get("tokenizer.ggml.token_type") or []
+        ends = [file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    control = [i for i, kind in enumerate(kinds) if kind == CONTROL]
+    return sorted({*control, *(end for end in ends if isinstance(end, int))})
+
+
+def choose_size(counts: np.ndarray, always: Sequence[int]) -> int:
+    """Size of the draft vocabulary where none was asked for: the fewest of the most frequent tokens, besides `always`,
+    that cover `COVERAGE` of the counted ones, rounded up to a multiple of 64 and at most `MOST_CANDIDATES`."""
+    others = np.array(counts, np.int64)
+    others[list(always)] = 0
+    wanted = COVERAGE * others.sum()
+    enough = int(np.searchsorted(np.cumsum(np.sort(others)[::-1]), wanted)) + 1
+    size = -(-(len(always) + enough) // 64) * 64
+    return min(size, max(MOST_CANDIDATES, len(always)), len(counts))

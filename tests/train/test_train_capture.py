@@ -102,6 +102,21 @@ def test_transformers_gives_the_same_states(tmp_path: Path, tiny_target: tiny.Ti
         assert torch.equal(ours.best, theirs.best)
 
 
+def test_transformers_gives_the_same_states_from_the_gguf_itself(tmp_path: Path, tiny_target: tiny.TinyModel) -> None:
+    """Samples of several lengths, so that some are padded."""
+    turned_back = captured(tiny_target.path, tmp_path / "a", engine="transformers", dtype="f32")
+    for ours, theirs in zip(captured(tiny_target.path, tmp_path / "b"), turned_back, strict=True):
+        assert torch.allclose(ours.hidden.float(), theirs.hidden.float(), rtol=2**-7, atol=1e-3)
+        assert torch.allclose(ours.final.float(), theirs.final.float(), rtol=2**-7, atol=1e-3)
+        assert torch.equal(ours.best, theirs.best)
+
+
+def test_states_of_one_engine_are_not_those_of_the_other(tmp_path: Path, tiny_target: tiny.TinyModel) -> None:
+    capture(settings(tiny_target.path, tmp_path), SAMPLES)
+    with pytest.raises(FileError, match=r"engine transformers f32 wanted, llama\.cpp found"):
+        capture(settings(tiny_target.path, tmp_path, engine="transformers", dtype="f32"), SAMPLES)
+
+
 def test_transformers_refuses_weights_that_are_not_there(tmp_path: Path, tiny_target: tiny.TinyModel) -> None:
     from safetensors.torch import load_file, save_file
 

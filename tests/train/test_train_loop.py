@@ -19,7 +19,7 @@ from eagle3_cli.errors import Eagle3Error, InputError
 from eagle3_cli.train import Hooks, TrainSettings
 from eagle3_cli.train.loop import training_step
 from eagle3_cli.train.model import collate
-from eagle3_cli.train.plan import Order, epoch_batches, rate, split
+from eagle3_cli.train.order import Order, epoch_batches, rate, split
 from eagle3_cli.train.state import read_metrics
 
 LENGTHS = [5, 9, 12, 12, 20, 7, 15, 30, 11, 8]
@@ -132,8 +132,7 @@ def test_accumulated_micro_batches_step_as_their_rows_in_one_batch_do(reader, tm
     alone = small_drafter()
     loss, _ = training_step(alone, loop.job.settings)(collate([reader.sample(int(i)) for i in ids]))
     loss.backward()
-    loop.prepared.step = lambda: None  # keep the gradients
-    loop.prepared.zero_grad = lambda: None
+    loop.prepared = []  # keep the gradients
     with ThreadPoolExecutor(1) as reading:
         found = loop._take_step(loop._batches(reading))
     assert float(found["sums"][1] / found["sums"][0]) == pytest.approx(loss.item(), rel=1e-5)
@@ -145,7 +144,10 @@ def test_accumulated_micro_batches_step_as_their_rows_in_one_batch_do(reader, tm
 def test_the_head_and_its_norm_have_their_own_rate_and_norms_no_decay(reader, tmp_path):
     loop = new_loop(tmp_path, reader, head_lr_factor=0.25, weight_decay=0.1, steps=1, warmup=0.0)
     names = {id(p): name for name, p in loop.job.drafter.named_parameters()}
-    groups = {names[id(p)]: (g["factor"], g["weight_decay"]) for g in loop.optimiser.param_groups for p in g["params"]}
+    described = [group for optimiser in loop.optimisers for group in optimiser.param_groups]
+    groups = {names[id(p)]: (g["factor"], g["weight_decay"]) for g in described for p in g["params"]}
+    assert set(groups) == {name for name, p in loop.job.drafter.named_parameters() if p.requires_grad}
+    assert [type(optimiser).__name__ for optimiser in loop.optimisers] == ["AdamW", "Muon"]
     assert groups["lm_head.weight"] == (0.25, 0.1)
     assert groups["norm.weight"] == (0.25, 0.0)
     assert groups["fc.weight"] == (1.0, 0.1)

@@ -183,6 +183,27 @@ def test_a_training_step_trains_every_parameter() -> None:
     assert all(p.grad is not None and p.grad.any() for p in step.parameters())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["soft", "lk"])
+def test_compiled_parts_give_the_same_and_are_compiled_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._dynamo
+
+    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
+    drafter = make(scale=True)
+    plain, compiled = TrainingStep(drafter, 4, kind=kind), TrainingStep(drafter, 4, kind=kind, compiled=True)
+    parts = drafter.midlayer.before_attention, drafter.midlayer.after_attention
+    for lengths in ([12, 8], [12], [20, 19, 5], [7, 7], [30, 2], [9], [40], [11, 3, 6, 8]):
+        batch = collate(random_samples(lengths))
+        found = []
+        for step, of_layer in ((plain, (drafter.midlayer._before_attention, drafter.midlayer._after_attention)),
+                               (compiled, parts)):  # fmt: skip
+            drafter.midlayer.before_attention, drafter.midlayer.after_attention = of_layer
+            loss, _ = step(batch)
+            found.append((loss, *torch.autograd.grad(loss, list(drafter.parameters()))))
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
+
+
 def test_bfloat16_autocast_comes_close() -> None:
     drafter, batch = make(), collate(random_samples([12, 8]))
     exact, _ = ttt_loss(drafter, batch, 3)

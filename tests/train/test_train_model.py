@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from eagle3_cli.context import ContextSettings
 from eagle3_cli.engine import load, load_engine
 from eagle3_cli.errors import InputError, OptionError
 from eagle3_cli.settings import PairSettings, RuntimeSettings, TreeShape
+from eagle3_cli.train import initial
 from eagle3_cli.train.initial import projected_embedding, start_from_target
 from eagle3_cli.train.model import Drafter, FeatureDrafter, collate, feature_scale
 
@@ -187,6 +189,22 @@ def test_training_starts_from_the_targets_layer_where_shapes_agree() -> None:
     hidden = random_samples([9])[0].hidden
     newest = hidden[:, 128:]
     assert torch.nn.functional.cosine_similarity(drafter.fuse(hidden), newest, -1).min() > 0.95
+
+
+def test_rescaling_keeps_the_function_and_makes_weights_of_the_size_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    rescaled = make(scale=True)
+    plain = copy.deepcopy(rescaled)
+    start_from_target(rescaled, Target())
+    with monkeypatch.context() as patch:
+        patch.setattr(initial, "_rescale", lambda *_: None)
+        torch.manual_seed(0)
+        start_from_target(plain, Target())
+    batch = collate(random_samples([9]))
+    plain.fc.weight.data.copy_(rescaled.fc.weight * plain.scale[128:].median())  # the random part was drawn anew
+    for ours, theirs in zip(rescaled.unroll(batch, 3), plain.unroll(batch, 3), strict=True):
+        torch.testing.assert_close(rescaled.logits(ours), plain.logits(theirs), atol=1e-3, rtol=1e-3)
+    assert float(rescaled.fc.weight.detach()[:, 128:].diagonal().median()) == pytest.approx(1.0, rel=0.05)
 
 
 def test_nothing_is_taken_from_a_target_of_another_width() -> None:

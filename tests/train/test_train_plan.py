@@ -16,17 +16,11 @@ from eagle3_cli.errors import FileError, InputError, OptionError
 from eagle3_cli.model_files import read_drafter
 from eagle3_cli.settings import RuntimeSettings
 from eagle3_cli.train import Hooks, TrainSettings, train
+from eagle3_cli.train.inputs import check_inputs, drafter_shape
 from eagle3_cli.train.model import Drafter
-from eagle3_cli.train.plan import (
-    check_inputs,
-    choose_size,
-    drafter_shape,
-    make_plan,
-    measured,
-    parameters,
-    unskippable,
-)
+from eagle3_cli.train.plan import make_plan, measured, parameters
 from eagle3_cli.train.state import SampleStore
+from eagle3_cli.train.vocab import choose_size, unskippable
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +150,7 @@ def test_nothing_is_written_before_the_checks_are_over(settings):
 @pytest.mark.parametrize("values", [{}, {"fc_norm": True}, {"norm_before_fc": True}, {"hidden": 48, "heads": 2}])
 def test_the_counted_weights_are_those_of_the_module(settings, values):
     s = replace(settings, **values)
-    shape = drafter_shape(s, check_inputs(s).sizes, 100)
+    shape = drafter_shape(s, check_inputs(s), 100)
     words, head = torch.zeros(shape.vocab, shape.hidden), torch.zeros(100, shape.target_width)
     drafter = Drafter(shape, torch.arange(100), words, head)
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
@@ -220,6 +214,7 @@ def whole(tiny_target, tmp_path):
         steps=4,
         batch_tokens=128,
         outtype="f32",
+        precision="no",
         runtime=RuntimeSettings(**{**tiny.EXACT, "threads": 1, "batch": 64}),
     )
 
