@@ -216,7 +216,7 @@ def speculators_step(shape: Shape) -> Step:
                 )  # fmt: skip
             (loss / shape.batch).backward()
             first += float(metrics["loss_0_sum"]) / shape.batch
-        return first + entropy
+        return float(first + entropy)
 
     return step
 

@@ -8,8 +8,8 @@ PYTHON is an interpreter that has both, CHECKOUT the root of SpecForge's reposit
 A step is the target's distributions, forward, loss and backward over all steps of training-time test, without an
 optimiser, in bfloat16 as each project trains on a GPU: eagle3 and speculators by autocast, SpecForge by its weights.
 All get the same weights and batch.  Each works in a process of its own; the processes take turns, every other round in
-reverse order, and the table gives medians.  README.md also says what each runs
-on a CPU in place of what it runs on a GPU.  Run it on an idle machine.
+reverse order, and the table gives medians.  README.md also says what each runs on a CPU in place of what it runs on a
+GPU.  Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def check_equal_work(found: dict[str, dict[str, float]]) -> None:
 
 def table(found: dict[str, dict[str, float]]) -> str:
     first = next(iter(found.values()))["seconds"]
-    lines = [f"{'':18}{'tokens/s':>10}{'seconds':>22}{'of the first':>14}{'peak MB':>10}{'loss':>9}"]
+    lines = [f"{'':18}{'tokens/s':>10}{'seconds':>22}{'speed':>14}{'peak MB':>10}{'loss':>9}"]
     for name, v in found.items():
         seconds = f"{v['seconds']:.3f} ({v['least']:.3f}..{v['most']:.3f})"
         ratio = f"{first / v['seconds']:.2f} x"

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from .model import Drafter
+from .model import Drafter, FeatureDrafter
 
 # Name in the target's layer -> in the drafter's.
 _LAYER = {
@@ -40,9 +40,10 @@ def start_from_target(drafter: Drafter, target: Start, embedding_part: float = 0
     """Set the drafter's weights; returns the names of those that came from the target.
 
     embedding_part   factor on the random embedding halves of q, k and v whose hidden halves are the target's
-    A weight whose shape differs keeps its random start.  Nothing is taken where the widths differ.
+    A weight whose shape differs keeps its random start.  Nothing is taken where the widths differ, nor for a
+    FeatureDrafter: it reads states after the final norm, which no layer of the target ever sees.
     """
-    if drafter.shape.own_embeddings:
+    if drafter.shape.own_embeddings or isinstance(drafter, FeatureDrafter):
         return []
     own, taken = dict(drafter.named_parameters()), []
     width = drafter.shape.hidden
@@ -54,15 +55,11 @@ def start_from_target(drafter: Drafter, target: Start, embedding_part: float = 0
         elif name in _LAYER and weight.shape == own[f"midlayer.{_LAYER[name]}"].shape:
             own[f"midlayer.{_LAYER[name]}"].copy_(weight)
             taken.append(f"midlayer.{_LAYER[name]}")
-    for name, weight in {"norm.weight": target.final_norm, "lm_head.weight": drafter.target_head}.items():
-        if name in own:
-            own[name].copy_(weight)
-            taken.append(name)
-    if "fc.weight" in own:
-        own["fc.weight"].copy_(_newest_state(drafter))
-        taken.append("fc.weight")
-        _rescale(own, drafter.scale[2 * drafter.shape.target_width :].median())
-    return taken
+    ends = {"norm.weight": target.final_norm, "lm_head.weight": drafter.target_head, "fc.weight": _newest_state(drafter)}
+    for name, weight in ends.items():
+        own[name].copy_(weight)
+    _rescale(own, drafter.scale[2 * width :].median())
+    return [*taken, *ends]
 
 
 def _rescale(own: dict[str, nn.Parameter], unit: Tensor) -> None:

@@ -87,12 +87,27 @@ def _compare(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any])
     names = [name for name in wanted if before.get(name) != json.loads(json.dumps(wanted[name]))]
     if not names:
         return
-    told = "; ".join(f"{flag(name)} was {before.get(name)}, is {wanted[name]}" for name in names[:4])
+    told = "; ".join(_difference(name, before.get(name), wanted[name]) for name in names[:4])
     more = f"; and {len(names) - 4} more" if len(names) > 4 else ""
     raise OptionError(
         f"{folder}: holds a run with other settings: {told}{more}.",
         "Continue it with its own settings, choose another --output, or give --force to start over.",
     )
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    """Of a setting both values; of a digest whose it is."""
+    if name in _DIGESTS:
+        return f"{_DIGESTS[name]} has changed"
+    return f"{flag(name)} was {before}, is {now}"
+
+
+_DIGESTS = {
+    "data_sha256": "the data",
+    "target_file": "the target",
+    "start_sha256": "the checkpoint to start from",
+    "training_data": "the data",
+}
 
 
 @contextlib.contextmanager

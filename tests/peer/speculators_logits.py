@@ -7,8 +7,8 @@ FOLDER holds
     jobs.json            name -> options of speculators' converter; checkpoint and result are named alike
     NAME/                the checkpoint, config.json and model.safetensors
     verifier/            the target in the same two files, for embeddings and vocabulary
-    inputs.safetensors   tokens int64 [rows], hidden float32 [rows, 3 * Ht], aligned as in training: row p has the states
-                         of position p and the token of position p + 1
+    inputs.safetensors   tokens int64 [rows], hidden float32 [rows, 3 * Ht], aligned as in training: row p has the
+                         states of position p and the token of position p + 1
 
 and gets NAME.safetensors with `logits`, float32 [steps, rows, Vd], and remarks.json, name -> the converter's warnings.
 """
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from loguru import logger
+from loguru import logger  # type: ignore[import-not-found]
 from safetensors.torch import load_file, save_file
-from speculators.convert.entrypoints import convert_model
-from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
-from speculators.utils.loading import load_model_layers
+from speculators.convert.entrypoints import convert_model  # type: ignore[import-not-found]
+from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig  # type: ignore[import-not-found]
+from speculators.utils.loading import load_model_layers  # type: ignore[import-not-found]
 
 STEPS = 4
 
@@ -55,8 +55,8 @@ def convert(folder: Path, name: str, options: dict[str, Any]) -> list[str]:
 def load(folder: Path, name: str) -> Any:
     """The converted checkpoint as the module that speculators trains, with attention that a CPU has.
 
-    Set by hand is what speculators 0.9.0 loses: the embeddings, which it reads from the verifier only where they are NaN
-    before, but transformers leaves memory as it was; and the norms before fc, which its converter leaves out.
+    Set by hand is what speculators 0.9.0 loses: the embeddings, which it reads from the verifier only if it finds NaN
+    in them, where transformers has left whatever the memory held; and the norms before fc, which its converter drops.
     """
     path = folder / "converted" / name
     config = Eagle3SpeculatorConfig.from_pretrained(path)

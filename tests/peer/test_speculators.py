@@ -58,7 +58,7 @@ def drafter(kind: str) -> Drafter:
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if "norm" in name:
-                parameter += 0.2 * torch.randn_like(parameter)
+                parameter.add_(0.2 * torch.randn_like(parameter))
     return made
 
 

@@ -214,6 +214,13 @@ def test_nothing_is_taken_from_a_target_of_another_width() -> None:
     assert all(torch.equal(p, before[name]) for name, p in drafter.named_parameters())
 
 
+def test_nothing_is_taken_where_the_input_is_no_state_between_layers() -> None:
+    drafter = FeatureDrafter(SHAPE, torch.arange(V), EMBEDDING, HEAD)
+    before = {name: p.clone() for name, p in drafter.named_parameters()}
+    assert start_from_target(drafter, Target()) == []
+    assert all(torch.equal(p, before[name]) for name, p in drafter.named_parameters())
+
+
 def test_projected_embeddings_keep_what_they_can() -> None:
     torch.testing.assert_close(projected_embedding(EMBEDDING, 80) @ torch.eye(80, 64), EMBEDDING)
     low_rank = torch.randn(50, 8) @ torch.randn(8, 64)

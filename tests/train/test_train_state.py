@@ -61,7 +61,7 @@ def test_other_settings_are_refused_by_name(tmp_path):
     with pytest.raises(OptionError, match=r"--ttt-steps was 7, is 3; --lr was 0.001, is 0.01") as caught:
         check_folder(settings(tmp_path / "o", data=(Path("a"),), lr=0.01, ttt_steps=3), {"data_sha256": ["1"]})
     assert caught.value.exit_code == 2
-    with pytest.raises(OptionError, match="--data-sha256"):
+    with pytest.raises(OptionError, match="the data has changed"):
         check_folder(settings(tmp_path / "o", data=(Path("a"),)), {"data_sha256": ["2"]})
 
 

@@ -1,0 +1,77 @@
+"""torch.compile where it works and pays, and what is said where it does not; its results are in test_train_loss.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from loop_tools import new_loop, write_shards
+
+from eagle3_cli.errors import OptionError
+from eagle3_cli.train import Hooks, compiling, loop
+from eagle3_cli.train.settings import TrainSettings
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("shards"), [12, 9, 10, 11])
+
+
+def broken(*_: object, **__: object) -> None:
+    raise RuntimeError("No working C++ compiler found\nand a long trace")
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    monkeypatch.setattr(torch, "compile", broken)
+    compiling.compile_fault.cache_clear()
+    yield
+    compiling.compile_fault.cache_clear()
+
+
+def test_a_fault_is_told_in_one_line(no_compiler):
+    assert compiling.compile_fault("cpu") == "RuntimeError: No working C++ compiler found"
+
+
+def test_asked_for_and_broken_is_an_error(no_compiler, reader, tmp_path):
+    with pytest.raises(OptionError, match=r"--compile on: torch\.compile does not work here: RuntimeError: No working"):
+        new_loop(tmp_path, reader, steps=1, compile="on")
+
+
+def test_left_to_choice_and_broken_is_said(no_compiler, reader, tmp_path):
+    told: list[str] = []
+    made = new_loop(tmp_path, reader, Hooks(told.append), steps=10**6, compile="auto")
+    assert not made._compiled()
+    assert told[0].startswith("not compiled, which is slower")
+
+
+def test_short_trainings_are_not_worth_it(monkeypatch, reader, tmp_path):
+    monkeypatch.setattr(loop, "compile_fault", lambda device: pytest.fail("was tried"))
+    assert not new_loop(tmp_path, reader, steps=2, compile="auto")._compiled()
+    assert not new_loop(tmp_path / "off", reader, steps=10**6, compile="off")._compiled()
+
+
+def test_long_ones_are(monkeypatch, reader, tmp_path):
+    monkeypatch.setattr(loop, "compile_fault", lambda device: None)
+    monkeypatch.setattr(loop, "training_step", lambda drafter, settings, compiled: torch.nn.Linear(1, 1 + compiled))
+    assert new_loop(tmp_path, reader, steps=10**6, compile="auto").objective.out_features == 2
+
+
+@pytest.mark.parametrize(("amx", "expected"), [(True, "bf16"), (False, "no")])
+def test_precision_is_chosen_by_the_hardware(monkeypatch, amx, expected):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    asked: dict[str, object] = {}
+    fake = SimpleNamespace(distributed_type="NO")
+    monkeypatch.setattr("accelerate.Accelerator", lambda **values: asked.update(values) or fake)
+    loop.accelerator_for(TrainSettings(target=Path("t"), output=Path("o")))
+    assert asked["mixed_precision"] == expected
+
+
+def test_memory_is_kept_only_where_there_is_glibc(monkeypatch):
+    compiling.keep_memory()
+    monkeypatch.setattr(compiling.platform, "libc_ver", lambda: ("", ""))
+    monkeypatch.setattr(compiling.ctypes, "CDLL", lambda _: pytest.fail("was called"))
+    compiling.keep_memory()
