@@ -7,6 +7,7 @@
 # make bench     the table of docs/benchmarks.md, against llama.cpp's own server (built once, about ten minutes)
 # make peer      every tensor and key of `eagle3 convert` against llama.cpp's own script (docs/llama_cpp_conversion.md)
 # make peer-speed FOLDER=/empty/folder   time and memory of both on a drafter for an 8B model; needs 6 GB there
+# make peer-speculators   our checkpoints in vLLM's speculators: their logits against ours
 # make lint      ruff and mypy
 # make sanitize  the tests of native/ under AddressSanitizer and UndefinedBehaviorSanitizer
 #
@@ -31,7 +32,7 @@ LLAMA_ENV := CXXFLAGS="$(CXXFLAGS) -fno-tree-dse -fno-dse"
 LLAMA_PIP := --no-cache-dir
 endif
 
-.PHONY: demo test slow train-demo reproduce bench fuzz peer peer-speed lint sanitize clean
+.PHONY: demo test slow train-demo reproduce bench fuzz peer peer-speed peer-speculators lint sanitize clean
 
 demo: $(VENV)/ready
 	$(BIN)/eagle3 demo
@@ -61,6 +62,12 @@ peer: $(VENV)/torch $(CONVERT)/ready
 
 peer-speed: $(VENV)/ready $(CONVERT)/ready
 	$(BIN)/python tests/peer/speed.py $(PEER_ARGUMENTS) $(FOLDER)
+
+peer-speculators: $(VENV)/torch
+	test -x .build/serve-venv/bin/python || $(PYTHON) -m venv .build/serve-venv
+	.build/serve-venv/bin/pip --disable-pip-version-check install -q -r tests/peer/requirements-speculators.txt
+	.build/serve-venv/bin/pip uninstall -q -y torchvision torchaudio
+	$(BIN)/python -m pytest tests/peer/test_speculators.py
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

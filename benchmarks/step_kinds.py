@@ -170,7 +170,7 @@ def specforge_step(shape: Shape, checkout: str) -> Step:
             input_ids=rows.tokens, attention_mask=seen, loss_mask=mask, hidden_states=rows.hidden, **teacher
         )[0]
         sum(DECAY**i * loss for i, loss in enumerate(losses)).backward()
-        return float(losses[0]) * per_row
+        return float(losses[0] * per_row)
 
     return step
 
