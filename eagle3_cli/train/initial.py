@@ -55,7 +55,11 @@ def start_from_target(drafter: Drafter, target: Start, embedding_part: float = 0
         elif name in _LAYER and weight.shape == own[f"midlayer.{_LAYER[name]}"].shape:
             own[f"midlayer.{_LAYER[name]}"].copy_(weight)
             taken.append(f"midlayer.{_LAYER[name]}")
-    ends = {"norm.weight": target.final_norm, "lm_head.weight": drafter.target_head, "fc.weight": _newest_state(drafter)}
+    ends = {
+        "fc.weight": _newest_state(drafter),
+        "norm.weight": target.final_norm,
+        "lm_head.weight": drafter.target_head,
+    }
     for name, weight in ends.items():
         own[name].copy_(weight)
     _rescale(own, drafter.scale[2 * width :].median())
