@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..convert.target import read_target
+from ..convert.target import Target, read_target
 from ..errors import FileError, OptionError
 from ..gguf_file import GgufFile
 from ..model_files import check_target
+from ..settings import RuntimeSettings
 from .settings import TrainSettings, flag
 from .vocab import unskippable
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from .model import DrafterShape
     from .starting import StartingPoint
     from .weights import TargetSizes
+
+
+_LLAMA_ONLY = ("gpu_layers", "flash_attn", "cache_type_k", "cache_type_v", "draft_threads")
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,7 @@ def check_inputs(settings: TrainSettings) -> Inputs:
     from .weights import identify, read_target_sizes
 
     target = settings.target
-    if target.is_dir():
-        raise FileError(
-            f"{target}: is a folder, expected a GGUF.",
-            "Convert the model with llama.cpp's convert_hf_to_gguf.py first.",
-        )
-    check_target(target)
-    _check_template(target)
+    facts = _check_target(settings)
     sizes = read_target_sizes(target)
     start = _starting_point(settings, sizes)
     _check_sizes(settings, sizes, start)
@@ -80,13 +78,16 @@ def check_inputs(settings: TrainSettings) -> Inputs:
         "num_processes": processes(),
         "start_sha256": _files_sha256(settings.start),
     }
-    layers = aux_layers(start.aux_layers if start else settings.aux_layers, sizes.layers, sizes.layers)
+    # transformers keeps the last layer's output only after the final norm
+    in_torch = target.is_dir() or settings.states == "transformers"
+    deepest = sizes.layers - 1 if in_torch else sizes.layers
+    layers = aux_layers(start.aux_layers if start else settings.aux_layers, sizes.layers, deepest)
     if layers[0] < 2 and settings.objective == "eagle3":
         raise OptionError(
             f"--aux-layers: expected layers from 2 on, got {list(layers)}.",
             "A checkpoint cannot name the input of layer 1: readers take a list that starts with 1 for outputs.",
         )
-    context = settings.runtime.ctx_size or read_target(target).context or settings.max_length
+    context = settings.runtime.ctx_size or facts.context or settings.max_length
     longest = min(settings.max_length, context)
     return Inputs(sizes, longest, layers, conversations, turns, left_out, digests, start)
 
@@ -112,6 +113,31 @@ def _files_sha256(folder: Path | None) -> list[str]:
 
     files = [path for kind in ("*.json", "*.safetensors", "*.bin") for path in folder.glob(kind)] if folder else []
     return [file_sha256(path) for path in sorted(files)]
+
+
+def _check_target(settings: TrainSettings) -> Target:
+    """A GGUF or a Hugging Face directory with a chat template.  Of the latter that it can be the target of a
+    conversion, too, which comes last."""
+    if settings.target.is_dir():
+        from .hf_tokenizer import HfTokenizer
+
+        _check_runtime(settings)
+        facts = read_target(settings.target)
+        HfTokenizer(settings.target)
+        return facts
+    check_target(settings.target)
+    _check_template(settings.target)
+    return read_target(settings.target)
+
+
+def _check_runtime(settings: TrainSettings) -> None:
+    """OptionError for what only llama.cpp heeds."""
+    default = RuntimeSettings()
+    for name in _LLAMA_ONLY:
+        if getattr(settings.runtime, name) != getattr(default, name):
+            raise OptionError(
+                f"{flag(name)}: has no effect where the target is a folder, which transformers runs.", "Leave it out."
+            )
 
 
 def _check_template(path: Path) -> None:

@@ -180,12 +180,12 @@ def _capture_speed(settings: TrainSettings, inputs: Inputs) -> float | None:
 
 def _writing_speed(settings: TrainSettings, inputs: Inputs) -> float:
     """Tokens per second of short answers to as many prompts as are written at a time."""
-    from .answers import AnswerSettings, AnswerWriter, WriterProgress
+    from .dialogue import AnswerSettings, WriterProgress
+    from .engines import open_writer
 
     law = AnswerSettings(max_tokens=PROBE_ANSWER)
     told: list[WriterProgress] = []
-    runtime = replace(settings.runtime, ctx_size=inputs.longest)
-    with AnswerWriter(settings.target, runtime, law, told.append) as writer:
+    with open_writer(settings, inputs.longest, law, told.append) as writer:
         list(writer.write([[{"role": "user", "content": f"Count to {i}."}] for i in range(law.sequences)]))
     return told[-1].tokens_per_second
 

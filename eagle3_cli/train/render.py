@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
-from ..engine.load import render_prompt, tokenize_rendered
+from ..engine.load import tokenize_rendered
 from ..errors import PromptError
 from ..llama import Model, render_chat
 from .samples import Conversation, Sample
@@ -25,6 +27,36 @@ PROBES = ("quokka", "Zeppelin")  # contents that no template and no other probe 
 TOO_LONG = "longer than the context, cut at a turn"
 NOTHING_LEFT = "no answer within the context"
 NO_TOKENS = "an answer that is not text of this tokenizer"
+
+
+class Vocabulary(Protocol):
+    """A target's tokens, as llama.Model has them of a GGUF.
+
+    path       the target, for messages
+    tokenize   ids of a text, with control tokens recognised; add_special: with the BOS that the model wants
+    piece      the bytes that a token prints, empty for a control token
+    is_end     whether a token ends an answer
+    """
+
+    path: Path
+
+    def tokenize(self, text: str, add_special: bool) -> list[int]: ...
+
+    def piece(self, token: int) -> bytes: ...
+
+    def is_end(self, token: int) -> bool: ...
+
+
+class ChatVocabulary(Vocabulary, Protocol):
+    """With the target's chat template: what is known of a Hugging Face directory.
+
+    chat_text      of a conversation, up to where the answer starts.  PromptError where the template refuses
+    rendered_ids   ids of such a text, which may begin with the BOS that the model wants
+    """
+
+    def chat_text(self, messages: Sequence[dict[str, str]]) -> str: ...
+
+    def rendered_ids(self, text: str) -> list[int]: ...
 
 
 @dataclass(frozen=True)
@@ -59,14 +91,24 @@ def _sample(tokens: list[int], answer: list[bool]) -> Sample:
 class Renderer:
     """Renders for one target.  longest: tokens that a sample may have.  left_out: reason -> conversations."""
 
-    def __init__(self, model: Model, longest: int) -> None:
+    def __init__(self, model: Model | ChatVocabulary, longest: int) -> None:
         self.model, self.longest = model, longest
         self.left_out: Counter[str] = Counter()
+
+    def _text(self, messages: Conversation) -> str:
+        """What the template writes up to where the answer starts."""
+        model = self.model
+        return render_chat(model, messages) if isinstance(model, Model) else model.chat_text(messages)
+
+    def _ids(self, text: str) -> list[int]:
+        """Of what the template wrote."""
+        model = self.model
+        return tokenize_rendered(model, text) if isinstance(model, Model) else model.rendered_ids(text)
 
     def prompt(self, messages: Conversation) -> list[int]:
         """Ids up to where the answer starts, as `Engine.render` gives them.  PromptError where the template refuses."""
         try:
-            return render_prompt(self.model, messages)
+            return self._ids(self._text(messages))
         except PromptError:
             if messages[0]["role"] == "system":
                 self.check_system()
@@ -75,9 +117,9 @@ class Renderer:
     def check_system(self) -> None:
         """PromptError if the template takes a user's turn, but not behind a system message."""
         user = {"role": "user", "content": PROBES[0]}
-        render_prompt(self.model, [user])
+        self._text([user])
         try:
-            render_prompt(self.model, [{"role": "system", "content": PROBES[1]}, user])
+            self._text([{"role": "system", "content": PROBES[1]}, user])
         except PromptError as error:
             raise PromptError(
                 f"{self.model.path.name}: its chat template refuses system messages: {error.message}",
@@ -110,9 +152,9 @@ class Renderer:
         prompt the answer is tokenised without it, and behind a line break where the tokenizer puts a space in front.
         """
         model = self.model
-        before = render_chat(model, messages)
-        prompt = tokenize_rendered(model, before)
-        together = tokenize_rendered(model, before + text)
+        before = self._text(messages)
+        prompt = self._ids(before)
+        together = self._ids(before + text)
         if together[: len(prompt)] == prompt:
             return self._ended(together[len(prompt) :])
         line_break = model.tokenize("\n", add_special=False)
@@ -181,7 +223,7 @@ class Renderer:
 
     def _behind(self, messages: Conversation, content: str) -> str:
         """What the template writes behind a content."""
-        _, found, behind = render_chat(self.model, messages).partition(content)
+        _, found, behind = self._text(messages).partition(content)
         if not found:
             raise PromptError(f"{self.model.path.name}: its chat template leaves out what was said ({content!r}).")
         return behind

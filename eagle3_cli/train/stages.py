@@ -17,7 +17,7 @@ from .state import VOCABULARY
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .answers import AnswerSettings, Written
+    from .dialogue import AnswerSettings, Written
     from .inputs import Inputs
     from .loop import Job
     from .model import Drafter, DrafterShape
@@ -40,7 +40,7 @@ def tell(hooks: Hooks, lines: Sequence[str]) -> None:
 
 def _law(settings: TrainSettings, most: int, greedy: bool = False) -> AnswerSettings:
     """How the target answers, in at most so many tokens."""
-    from .answers import AnswerSettings
+    from .dialogue import AnswerSettings
 
     law = AnswerSettings(max_tokens=min(most, settings.answer_tokens), seed=settings.seed)
     return replace(law, mix=((1.0, 0.0),)) if greedy else law
@@ -154,22 +154,18 @@ class Run:
 
     def _keep(self, store: SampleStore, conversations: Iterable[Conversation]) -> None:
         """The conversations with the answers that they have."""
-        from ..llama import Model
-        from .render import Renderer
+        from .engines import open_renderer
         from .state import Part
 
-        model = Model(self.settings.target, [], 0, False, weights=False)
-        try:
-            renderer = Renderer(model, self.inputs.longest)
+        with open_renderer(self.settings, self.inputs.longest) as renderer:
             found = [renderer.samples(conversation) for conversation in conversations]
-        finally:
-            model.close()
         store.add(Part([sample for samples in found for sample in samples], len(found), (), renderer.left_out))
         store.finish()
 
     def _write(self, store: SampleStore, task: _Task) -> None:
         """The target's answers, saved every `SAVED_EVERY` seconds."""
-        from .answers import AnswerWriter, WriterProgress, Written
+        from .dialogue import WriterProgress, Written
+        from .engines import open_writer
 
         part, told, saved, barren = list[Written](), Counter[str](), time.monotonic(), 0
         done = store.conversations if task.own is None else sum(int(s.answer.sum()) for s in store.samples)
@@ -177,8 +173,7 @@ class Run:
         def progress(now: WriterProgress) -> None:
             self.hooks.progress(f"writing answers, {now.tokens_per_second:.0f} tokens/s", done / max(task.enough, 1))
 
-        runtime = replace(self.settings.runtime, ctx_size=self.inputs.longest)
-        with AnswerWriter(self.settings.target, runtime, task.law, progress) as writer:
+        with open_writer(self.settings, self.inputs.longest, task.law, progress) as writer:
             try:
                 for written in writer.write(task.conversations, store.conversations, (*(task.own or ()), *store.seen)):
                     part.append(written)
@@ -202,6 +197,7 @@ class Run:
 
     def _captured(self, name: str, samples: Sequence[Sample]) -> ShardReader:
         from .capture import CaptureProgress, CaptureSettings, capture
+        from .engines import target_dtype
         from .shards import ShardReader
 
         def progress(now: CaptureProgress) -> None:
@@ -209,7 +205,8 @@ class Run:
 
         folder = self.folder / name
         s = self.settings
-        chosen = CaptureSettings(s.target, folder, s.runtime, self.inputs.aux_layers, engine=s.states)
+        layers, dtype = self.inputs.aux_layers, target_dtype(s)
+        chosen = CaptureSettings(s.target, folder, s.runtime, layers, engine=s.states, dtype=dtype)
         manifest = capture(chosen, samples, progress)
         self.hooks.report(f"{name}: {manifest.samples} samples, {manifest.tokens} tokens captured")
         return ShardReader(folder)

@@ -26,8 +26,10 @@ class TransformersRunner:
 
     def __init__(self, settings: CaptureSettings, layers: Sequence[int]) -> None:
         self.path, self.layers = settings.target, list(layers)
-        self.device = _torch_device(settings.runtime.device)
-        self.model = _load(self.path, TORCH_TYPES[settings.dtype]).to(self.device).eval()
+        self.device = torch_device(settings.runtime.device)
+        if settings.runtime.threads:
+            torch.set_num_threads(settings.runtime.threads)
+        self.model = load_model(self.path, TORCH_TYPES[settings.dtype]).to(self.device).eval()
         self.rows = max(settings.runtime.batch, 8 * BATCH_TOKENS)
         self.limit = settings.runtime.ctx_size or int(self.model.config.max_position_embeddings)
         self.base = compile_regions(self.model.base_model, dynamic=True) if settings.compiled else self.model.base_model
@@ -82,7 +84,7 @@ def _like_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
         yield batch
 
 
-def _torch_device(device: str) -> torch.device:
+def torch_device(device: str) -> torch.device:
     """BackendError where the installed PyTorch has no such device."""
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "metal": torch.backends.mps.is_available()}
     if device == "auto":
@@ -92,8 +94,9 @@ def _torch_device(device: str) -> torch.device:
     return torch.device("mps" if device == "metal" else device)
 
 
-def _load(path: Path, dtype: torch.dtype) -> Any:
-    """FileError where transformers cannot load it, or would make up weights that the files do not hold."""
+def load_model(path: Path, dtype: torch.dtype) -> Any:
+    """FileError where transformers cannot load it without code from its folder, or would make up weights that the files
+    do not hold."""
     logging.disable_progress_bar()
     where: dict[str, Any] = {"pretrained_model_name_or_path": path}
     if not path.is_dir():
@@ -101,7 +104,7 @@ def _load(path: Path, dtype: torch.dtype) -> Any:
         where["quantization_config"] = GgufConfig(dequantize=True)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            **where, dtype=dtype, local_files_only=True, output_loading_info=True
+            **where, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, NotImplementedError) as error:
         raise FileError(f"{path}: transformers cannot load it: {error}") from error

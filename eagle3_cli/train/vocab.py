@@ -57,7 +57,12 @@ def coverage(counts: Ids, ids: Ids) -> float:
 
 
 def unskippable(path: Path) -> list[int]:
-    """Ids that every draft vocabulary has: the target's control tokens, its end tokens among them."""
+    """Ids that every draft vocabulary has: the target's control tokens and its end tokens.  path: a GGUF, or a Hugging
+    Face directory, whose special added tokens are control tokens."""
+    if path.is_dir():
+        from .hf_tokenizer import HfTokenizer
+
+        return HfTokenizer(path).unskippable
     with GgufFile(path) as file:
         kinds = file.get("tokenizer.ggml.token_type") or []
         ends = [file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]

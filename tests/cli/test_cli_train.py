@@ -50,6 +50,7 @@ def test_every_setting_has_a_flag_and_every_flag_reaches_its_setting(eagle3, cal
         "lr": 0.01, "head_lr_factor": 0.1, "warmup": 0.2, "epochs": 2.0, "max_minutes": 3.0, "batch_tokens": 64,
         "accumulate": 2, "clip": 1.5, "weight_decay": 0.1, "held_out": 0.25, "seed": 4, "log_steps": 5,
         "eval_steps": 6, "checkpoint_minutes": 2.0, "precision": "bf16", "outtype": "q8_0",
+        "optimiser": "adamw", "states": "transformers", "compile": "off",
     }  # fmt: skip
     switches = ("norm_output", "norm_before_fc", "norm_before_residual", "keep_answers", "force")
     flags = [part for name, value in values.items() for part in ("--" + name.replace("_", "-"), str(value))]

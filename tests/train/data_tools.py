@@ -29,6 +29,11 @@ NO_MARKS = (
 
 
 def letters_target(path: Path, template: str = CHATML, ends: bool = True, clear: bool = True, **overrides: Any) -> Path:
+    weights = letters_weights(ends, clear)
+    return tiny.write_target(path, weights=weights, tokenizer__chat_template=template, **overrides).path
+
+
+def letters_weights(ends: bool = True, clear: bool = True) -> tiny.Weights:
     """Every letter is followed by the next, everything else by some letter, and Z by the end of the answer or by A.
     clear: hardly ever by anything else."""
     sure, unsure = (2.0, 0.4) if clear else (1.5, 0.9)
@@ -44,7 +49,7 @@ def letters_target(path: Path, template: str = CHATML, ends: bool = True, clear:
             after = tiny.IM_END
         head[after] += (sure if token in LETTERS else unsure) * embedding[token] / np.sqrt(embedding.shape[1])
     weights["output.weight"] = head
-    return tiny.write_target(path, weights=weights, tokenizer__chat_template=template, **overrides).path
+    return weights
 
 
 def user(*contents: str) -> list[dict[str, str]]:

@@ -12,8 +12,9 @@ from data_tools import CHATML, NO_MARKS, THINKS_NOTHING, letters_target, talk, u
 from eagle3_cli.engine import load_engine
 from eagle3_cli.errors import FileError, OptionError
 from eagle3_cli.settings import Limits, PairSettings, RuntimeSettings
-from eagle3_cli.train import answers
-from eagle3_cli.train.answers import AnswerSettings, AnswerWriter, loop_start, user_fault
+from eagle3_cli.train import dialogue
+from eagle3_cli.train.answers import AnswerWriter
+from eagle3_cli.train.dialogue import AnswerSettings, ended_user, loop_start, user_fault
 from eagle3_cli.train.render import NOTHING_LEFT, TOO_LONG
 
 RUNTIME = RuntimeSettings(**tiny.EXACT, ctx_size=320, batch=24, threads=1)
@@ -144,7 +145,7 @@ def test_an_answer_ends_at_max_tokens_and_with_it_the_conversation(chatterbox):
     written, left_out = write(chatterbox, [user("Hi", "Why?")], replace(MIXED, max_tokens=7))
     assert [len(w.messages) for w in written] == [2]
     assert written[0].samples[0].answer.sum() == 7
-    assert left_out == {answers.LENGTH_CUT: 1}
+    assert left_out == {dialogue.LENGTH_CUT: 1}
 
 
 def test_an_answer_ends_where_the_context_is_full(chatterbox):
@@ -167,8 +168,8 @@ def test_an_answer_that_loops_is_cut_after_its_first_round(chatterbox):
     written, left_out = write(chatterbox, [user("Hi")], greedy)
     (sample,) = written[0].samples
     answer = sample.tokens[sample.answer]
-    assert left_out == {answers.LOOP_CUT: 1}
-    assert answers.SHORTEST_ANSWER <= len(answer) <= 40
+    assert left_out == {dialogue.LOOP_CUT: 1}
+    assert dialogue.SHORTEST_ANSWER <= len(answer) <= 40
     assert len(set(answer.tolist())) == len(answer) or loop_start(answer.tolist()) is None
     assert written[0].messages[-1]["content"] == "".join(tiny.TOKENS[t] for t in answer)
 
@@ -180,7 +181,7 @@ def test_an_answer_that_is_nothing_but_a_loop_is_dropped(tmp_path):
     written, left_out = write(path, [user("Hi", "Why?")], replace(MIXED, mix=((1.0, 0.0),), max_tokens=100))
     assert written[0].samples == []
     assert written[0].messages == user("Hi")[:0]
-    assert left_out == {answers.LOOP_DROPPED: 1}
+    assert left_out == {dialogue.LOOP_DROPPED: 1}
 
 
 def test_what_all_prompts_begin_with_is_computed_once(letters):
@@ -226,7 +227,7 @@ def test_a_user_turn_of_the_targets_own_is_what_it_draws_behind_the_users_header
     with load_engine(PairSettings(letters, None, "--no-draft"), RUNTIME) as engine:
         opening = engine.render(user("Q"))
         opening = opening[: opening.index(tiny.TOKENS.index("Q"))]
-        law = [replace(answers.USER_LAW, seed=settings.turn_seed(number, 0, attempt)) for attempt in range(4)]
+        law = [replace(dialogue.USER_LAW, seed=settings.turn_seed(number, 0, attempt)) for attempt in range(4)]
         texts = ["".join(p.text for p in engine.stream(opening, sampling, Limits(max_tokens=160))) for sampling in law]
     assert text in [t.strip() for t in texts]
     assert all(s.answer[0] == 0 for w in written for s in w.samples)
@@ -246,22 +247,22 @@ def test_a_user_turn_that_came_before_is_dropped(letters):
     text = first.messages[0]["content"]
     (again, *_), left_out = write(letters, [user("")] * 3, seen=[text])
     assert again.samples == []
-    assert left_out[answers.DUPLICATE] == 1
+    assert left_out[dialogue.DUPLICATE] == 1
 
 
 def test_a_user_turn_is_given_up_after_some_attempts(chatterbox):
     written, left_out = write(chatterbox, [user("")])
     assert written[0].samples == []
     assert written[0].messages == []
-    assert left_out == {f"{answers.REJECTED}: without an end": answers.ATTEMPTS, answers.GIVEN_UP: 1}
+    assert left_out == {f"{dialogue.REJECTED}: without an end": dialogue.ATTEMPTS, dialogue.GIVEN_UP: 1}
 
 
 def test_a_template_without_marks_ends_user_turns_by_its_text(tmp_path):
     path = letters_target(tmp_path / "plain.gguf", NO_MARKS)
     with AnswerWriter(path, RUNTIME, MIXED) as writer:
         ids = writer.model.tokenize(" What now? ANSWER:", add_special=False)
-        assert writer._ended_user(ids) == "What now?"
-        assert writer._ended_user(ids[:-1]) is None
+        assert ended_user(writer.renderer, ids) == "What now?"
+        assert ended_user(writer.renderer, ids[:-1]) is None
 
 
 @pytest.mark.parametrize(

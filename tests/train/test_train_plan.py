@@ -83,8 +83,8 @@ def test_a_target_that_is_not_there_is_refused(settings, tmp_path):
         check_inputs(replace(settings, target=tmp_path / "none.gguf"))
 
 
-def test_a_folder_as_the_target_is_refused(settings, tmp_path):
-    with pytest.raises(FileError, match="is a folder, expected a GGUF"):
+def test_a_folder_without_a_model_is_refused(settings, tmp_path):
+    with pytest.raises(FileError, match=r"no config\.json in this directory"):
         check_inputs(replace(settings, target=tmp_path))
 
 
@@ -271,7 +271,7 @@ def test_a_finished_run_has_a_drafter_that_loads_and_numbers_that_agree(whole, t
 def test_a_target_that_writes_no_user_turns_is_refused_without_data(whole, two_unseen_prompts, monkeypatch):
     """The tiny target never ends a turn."""
     monkeypatch.setattr("eagle3_cli.train.stages.BARREN", 2)
-    monkeypatch.setattr("eagle3_cli.train.answers.USER_TOKENS", 4)
+    monkeypatch.setattr("eagle3_cli.train.dialogue.USER_TOKENS", 4)
     with pytest.raises(InputError, match=r"wrote no usable user's turn in 2 conversations"):
         train(replace(whole, data=()))
 
