@@ -1,10 +1,13 @@
-"""What makes the same mathematics faster: compiled parts, bfloat16 products, memory that is kept."""
+"""How PyTorch computes here: compiled parts, bfloat16 products, memory that is kept, and in which thread."""
 
 from __future__ import annotations
 
 import ctypes
 import platform
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -16,6 +19,30 @@ PAYS = 1_000_000  # rows of all steps together from which on compiling, about a 
 def training_device(settings: TrainSettings) -> str:
     """ "cuda" or "cpu"."""
     return "cuda" if torch.cuda.is_available() and settings.runtime.device != "cpu" else "cpu"
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Worker:
+    """Calls functions that compute with PyTorch: on a CPU in a thread of its own, on a GPU in the caller's.
+
+    On a CPU with AMX bfloat16 products leave their thread's tiles unconfigured.  llama.cpp configures them once per
+    thread, so where it has computed before, it dies at its next product: SIGILL.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._thread = ThreadPoolExecutor(1, "pytorch") if device == "cpu" else None
+
+    def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._thread is None:
+            return function(*args, **kwargs)
+        return self._thread.submit(function, *args, **kwargs).result()
+
+    def close(self) -> None:
+        if self._thread:
+            self._thread.shutdown()
 
 
 @cache

@@ -21,7 +21,7 @@ from torch import nn
 
 from ..errors import Eagle3Error, OptionError
 from ..interrupt import gentle_interrupt
-from .compiling import PAYS, compile_fault, fast_bfloat16, keep_memory, training_device
+from .compiling import PAYS, Worker, compile_fault, fast_bfloat16, keep_memory, training_device
 from .loss import TrainingStep
 from .model import Drafter, collate
 from .order import Order, epoch_batches, rate
@@ -83,6 +83,7 @@ class Loop:
         s = job.settings
         self.job, self.hooks = job, hooks
         self.accelerator = accelerator_for(s)
+        self.worker = Worker(self.accelerator.device.type)
         if s.runtime.threads:
             torch.set_num_threads(s.runtime.threads)
         keep_memory()
@@ -184,12 +185,12 @@ class Loop:
     def run(self) -> dict[str, Any]:
         """Train to the end; the last evaluation.  KeyboardInterrupt after a Ctrl-C, once the state is saved."""
         if self.step == 0:
-            self._evaluate()
+            self.worker(self._evaluate)
         with gentle_interrupt() as interrupted, ThreadPoolExecutor(1, "batches") as reading:
             batches, saved = self._batches(reading), time.monotonic()
             while self._done(self.step) < 1.0:
                 started = time.monotonic()
-                self._since_log.append(self._take_step(batches))
+                self._since_log.append(self.worker(self._take_step, batches))
                 self.step += 1
                 self.seconds += self._agreed(time.monotonic() - started)
                 self.tokens += int(self._since_log[-1]["sums"][2])
@@ -211,7 +212,7 @@ class Loop:
         if over or self.step % s.log_steps == 0:
             self._log()
         if over or self.step % self.eval_steps == 0:
-            self._evaluate()
+            self.worker(self._evaluate)
 
     def _log(self) -> None:
         parts, self._since_log = self._since_log, []

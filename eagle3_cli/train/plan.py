@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import FileError
+from .compiling import Worker
 from .inputs import Inputs, drafter_shape, processes
 from .settings import TrainSettings
 from .vocab import MOST_CANDIDATES
@@ -157,7 +158,7 @@ def measured(settings: TrainSettings, inputs: Inputs, plan: Plan) -> Plan:
         tokens = plan.steps * settings.batch_tokens * settings.accumulate
         if settings.steps is None:
             tokens = int(plan.tokens * (settings.epochs or 1.0) / processes())
-        training = tokens / _training_speed(settings, inputs, plan.draft_vocab)
+        training = tokens / Worker("cpu")(_training_speed, settings, inputs, plan.draft_vocab)
         limit = 60 * settings.max_minutes if settings.max_minutes else math.inf
         seconds["training"] = min(training, limit)
     return replace(plan, seconds=seconds)

@@ -21,6 +21,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from ..engine.load import DEFAULT_CONTEXT
 from ..settings import RuntimeSettings, SamplingSettings
 from .capture import TORCH_TYPES
+from .compiling import Worker
 from .dialogue import AnswerSettings, Dialogue, Dialogues, Job, WriterProgress, Written
 from .hf_tokenizer import HfTokenizer
 from .render import Renderer
@@ -61,6 +62,7 @@ class TorchAnswerWriter:
         self.device = torch_device(runtime.device)
         if runtime.threads:
             torch.set_num_threads(runtime.threads)
+        self._worker = Worker(self.device.type)
         self.model = load_model(path, TORCH_TYPES[dtype]).to(self.device).eval()
         self.model.generation_config = _generation()  # its penalties and temperatures are not the law here
         self.longest = runtime.ctx_size or min(int(self.model.config.max_position_embeddings), DEFAULT_CONTEXT)
@@ -111,7 +113,6 @@ class TorchAnswerWriter:
     def _next(self, batch: Sequence[_Row], dialogues: Dialogues) -> list[_Row]:
         return [row for done in batch for row in self._begin(done.dialogue, dialogues)]
 
-    @torch.inference_mode()
     def _generate(self, batch: Sequence[_Row], progress: Callable[[int], None]) -> None:
         """Write the message of every row to its end.  progress: told of the tokens that each step adds."""
         width = max(len(row.job.prompt) for row in batch)
@@ -122,7 +123,8 @@ class TorchAnswerWriter:
             mask[i, width - len(row.job.prompt) :] = 1
         most = max(row.job.most for row in batch)
         turn = _Turn(batch, progress)
-        self.model.generate(
+        self._worker(
+            self.model.generate,
             ids.to(self.device),
             attention_mask=mask.to(self.device),
             generation_config=_generation(max_new_tokens=most, do_sample=False, use_cache=True),
@@ -131,6 +133,7 @@ class TorchAnswerWriter:
         )
 
     def close(self) -> None:
+        self._worker.close()
         del self.model
 
     def __enter__(self) -> TorchAnswerWriter:

@@ -16,6 +16,7 @@ from transformers.utils.quantization_config import GgufConfig
 
 from ..errors import BackendError, FileError
 from .capture import TORCH_TYPES, CaptureSettings, States
+from .compiling import Worker
 from .samples import Sample
 
 BATCH_TOKENS = 4096  # with padding, of one forward pass
@@ -29,12 +30,16 @@ class TransformersRunner:
         self.device = torch_device(settings.runtime.device)
         if settings.runtime.threads:
             torch.set_num_threads(settings.runtime.threads)
+        self._worker = Worker(self.device.type)
         self.model = load_model(self.path, TORCH_TYPES[settings.dtype]).to(self.device).eval()
         self.rows = max(settings.runtime.batch, 8 * BATCH_TOKENS)
         self.limit = settings.runtime.ctx_size or int(self.model.config.max_position_embeddings)
         self.base = compile_regions(self.model.base_model, dynamic=True) if settings.compiled else self.model.base_model
 
     def states(self, samples: Sequence[Sample]) -> list[States]:
+        return self._worker(self._in_order, samples)
+
+    def _in_order(self, samples: Sequence[Sample]) -> list[States]:
         found: dict[int, States] = {}
         for batch in _like_lengths([len(sample) for sample in samples]):
             computed = self._states([samples[i].tokens for i in batch])
@@ -61,14 +66,18 @@ class TransformersRunner:
     def _head(self) -> Any:
         return self.model.get_output_embeddings()
 
-    @torch.inference_mode()
     def probe(self, sample: Sample, ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._worker(self._probe, sample, ids)
+
+    @torch.inference_mode()
+    def _probe(self, sample: Sample, ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = torch.from_numpy(sample.tokens).long().to(self.device)[None]
         logits = self.model(input_ids=tokens, use_cache=False).logits[0][:, torch.from_numpy(ids)]
         final = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0]
         return final.float().cpu(), logits.float().cpu()
 
     def close(self) -> None:
+        self._worker.close()
         del self.base, self.model
 
 

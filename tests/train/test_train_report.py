@@ -108,6 +108,40 @@ print(measure(settings, demo_drafter(), [sample], Hooks())["chain 3"]["rounds"] 
 """
 
 
+BESIDE_TORCH = """
+import numpy as np, torch
+from pathlib import Path
+from eagle3_cli.demo import demo_target
+from eagle3_cli.engine import load_engine
+from eagle3_cli.settings import Limits, PairSettings, RuntimeSettings, SamplingSettings
+from eagle3_cli.train import TrainSettings
+from eagle3_cli.train.inputs import check_inputs
+from eagle3_cli.train.plan import _training_speed
+from eagle3_cli.train.capture import CaptureSettings, capture
+from eagle3_cli.train.compiling import Worker
+from eagle3_cli.train.samples import Sample
+import sys
+
+settings = TrainSettings(demo_target(), Path("unused"), precision="bf16", batch_tokens=64, ttt_steps=1)
+with load_engine(PairSettings(demo_target(), None, "plain"), RuntimeSettings(ctx_size=64)) as engine:
+    tokens = engine.render([{"role": "user", "content": "Count to three."}])
+    decode = lambda: [piece.token for piece in engine.stream(tokens, SamplingSettings(temperature=0.0), Limits(6))]
+    before = decode()
+    Worker("cpu")(_training_speed, settings, check_inputs(settings), 1000)
+    assert decode() == before
+    sample = Sample(np.array(tokens, np.int32), np.ones(len(tokens), bool))
+    capture(CaptureSettings(demo_target(), Path(sys.argv[1]), engine="transformers"), [sample])
+    print(decode() == before)
+"""
+
+
+def test_decoding_beside_what_trains_does_not_die(tmp_path):
+    """Short measurements and states through transformers come before the target writes."""
+    command = [sys.executable, "-c", BESIDE_TORCH, str(tmp_path / "shards")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
 def test_decoding_after_pytorchs_bfloat16_products_does_not_die():
     """On a CPU with AMX, llama.cpp in the same thread would: SIGILL."""
     done = subprocess.run([sys.executable, "-c", AFTER_TORCH], capture_output=True, text=True, check=False)
