@@ -90,7 +90,8 @@ step_options: Decorator[Any] = together(
     _number(STEPS, "--checkpoint-minutes", "Minutes between two saved states.", float),
 )  # fmt: skip
 file_options: Decorator[Any] = together(
-    option(FILES, "--target", required=True, metavar="GGUF", help="The model that the drafter is for."),
+    option(FILES, "--target", required=True, metavar="GGUF|DIR",
+           help="The model that the drafter is for; a Hugging Face folder runs in transformers."),
     option(FILES, "-o", "--output", variable=False, required=True, metavar="DIR",
            help="Folder of the run; an unfinished run in it is continued."),
     _flag(FILES, "--outtype", "Type of the GGUF's matrices, as for eagle3 convert.", metavar="TYPE",

@@ -3,19 +3,22 @@
     from eagle3_cli.train import TrainSettings, train
     result = train(TrainSettings(target=Path("my.gguf"), output=Path("my-drafter")))
 
-    chats.py     conversations from files           weights.py    what training needs of the target's file
-    prompts.py   built-in prompts                   attention.py  attention of training-time test
-    render.py    conversations -> samples           model.py      the drafter as a torch module
-    answers.py   the target writes answers          loss.py       soft cross-entropy and its kin
-    samples.py   the records between them           walk.py       simulated acceptance length
-    shards.py    the target's states on disk        vocab.py      draft vocabulary
-    capture.py   samples -> shards                  export.py     the checkpoint
-    inputs.py    every input checked                plan.py       sizes and times
-    order.py     order of the batches               loop.py       optimiser steps
-    state.py     the output folder, resume          report.py     real acceptance, report.html
-    settings.py  every setting and its range        stages.py     what a run does, in order
-    initial.py   where the weights start           starting.py   or from which checkpoint
-    compiling.py torch.compile and the like        llama_states.py, torch_states.py   who computes the states
+    chats.py         conversations from files           plan.py        sizes and times
+    prompts.py       built-in prompts                   state.py       the output folder, resume
+    render.py        conversations -> samples           stages.py      what a run does, in order
+    samples.py       the records between them           vocab.py       draft vocabulary
+    dialogue.py      a conversation in the making       model.py       the drafter as a torch module
+    answers.py       the target writes, in llama.cpp    attention.py   attention of training-time test
+    torch_answers.py or in transformers                 loss.py        soft cross-entropy and its kin
+    hf_tokenizer.py  of a Hugging Face directory        initial.py     where the weights start
+    engines.py       which of the two                   starting.py    or from which checkpoint
+    capture.py       samples -> states on disk          order.py       order of the batches
+    llama_states.py  computed by llama.cpp              compiling.py   how PyTorch computes
+    torch_states.py  or by transformers                 loop.py        optimiser steps
+    shards.py        the states on disk                 walk.py        simulated acceptance length
+    weights.py       what else is needed of the target  export.py      the checkpoint
+    settings.py      every setting and its range        report.py      real acceptance, report.html
+    inputs.py        every input checked
 
 Importing this module is cheap: torch and llama.cpp are loaded by `train`.
 

@@ -25,6 +25,7 @@ from .shards import MANIFEST, Header, Manifest, ShardWriter, token_bytes
 from .weights import identify, read_head_rows, read_target_sizes
 
 PROBE_TOKENS = 128  # of the batch that is checked and timed before the work begins
+COMPILED_FROM = 100_000  # tokens from which on torch.compile is worth its time
 PROBE_IDS = 512  # tokens whose logits are computed again from the final state
 # Of the logits' root mean square.  llama.cpp multiplies a quantised head with activations of 8 bits: 0.6 % was measured
 # on the demo target; a scale, a cap or a bias behind the head gives far more.
@@ -41,13 +42,14 @@ class CaptureSettings:
 
     target        a GGUF or a Hugging Face directory
     folder        of the shards; what an earlier capture of the same left there is kept
-    runtime       how llama.cpp runs; `batch` tokens are computed at a time.  transformers heeds `device` alone
+    runtime       how llama.cpp runs; `batch` tokens are computed at a time.  transformers heeds device and threads
     aux_layers    layers whose inputs are captured, ascending; None: [2, n/2, n-3]
     shard_tokens  after how many tokens a shard is full; None: by size
     engine        "llama.cpp", or "transformers": the only one for a directory.  Of a GGUF it computes with the same
                   weights, turned back to floats, but not with the same rounding
     dtype         "bf16" or "f32", what transformers computes in
-    compiled      transformers' layers go through torch.compile: half a minute, then about 1.5 times the speed on a CPU
+    compile       "auto", "on" or "off": transformers' layers go through torch.compile, which takes half a minute and
+                  gives 1.5 times the speed on a CPU; "auto" where there is enough to compute
     """
 
     target: Path
@@ -57,7 +59,7 @@ class CaptureSettings:
     shard_tokens: int | None = None
     engine: str = "llama.cpp"
     dtype: str = "bf16"
-    compiled: bool = False
+    compile: str = "off"
 
     @property
     def in_torch(self) -> bool:
@@ -120,7 +122,8 @@ def capture(settings: CaptureSettings, samples: Iterable[Sample], progress: Prog
     work = _Work(writer, wanted, progress or (lambda _: None))
     check_space(settings.folder / MANIFEST, work.bytes_left)
     if work.left:
-        with _runner(settings, header, max(map(len, wanted))) as runner:
+        compiled = settings.compile == "on" or (settings.compile == "auto" and work.left > COMPILED_FROM)
+        with _runner(settings, header, max(map(len, wanted)), compiled) as runner:
             work.run(runner, _measure(settings.target, runner, wanted[writer.done :]))
     else:
         work.report(None)
@@ -253,12 +256,12 @@ def _measure(target: Path, runner: Runner, samples: Sequence[Sample]) -> float:
 
 
 @contextlib.contextmanager
-def _runner(settings: CaptureSettings, header: Header, longest: int) -> Iterator[Runner]:
+def _runner(settings: CaptureSettings, header: Header, longest: int, compiled: bool) -> Iterator[Runner]:
     """The target, loaded.  OptionError where the longest sample does not fit."""
     if settings.in_torch:
         from .torch_states import TransformersRunner
 
-        runner: Runner = TransformersRunner(settings, header.aux_layers)
+        runner: Runner = TransformersRunner(settings, header.aux_layers, compiled)
     else:
         from .llama_states import LlamaRunner
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import FileError
 from .compiling import Worker
+from .engines import target_dtype
 from .inputs import Inputs, drafter_shape, processes
 from .settings import TrainSettings
 from .vocab import MOST_CANDIDATES
@@ -173,7 +174,12 @@ def _capture_speed(settings: TrainSettings, inputs: Inputs) -> float | None:
     told: list[CaptureProgress] = []
     with tempfile.TemporaryDirectory(prefix="eagle3-") as folder:
         chosen = CaptureSettings(
-            settings.target, Path(folder), settings.runtime, inputs.aux_layers, engine=settings.states
+            settings.target,
+            Path(folder),
+            settings.runtime,
+            inputs.aux_layers,
+            engine=settings.states,
+            dtype=target_dtype(settings),
         )
         capture(chosen, [Sample(ids, np.ones(len(ids), bool))], told.append)
     return told[0].tokens_per_second

@@ -58,7 +58,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 class TrainSettings:
     """What to train, on what, and how.  A field's flag is its name with dashes; None: chosen as said here.
 
-    target         the GGUF that the drafter is for
+    target         the GGUF that the drafter is for, or a Hugging Face directory, which transformers runs
     output         folder of the run; one that holds an unfinished run of the same settings is continued
     data           files of conversations; none: the target writes its own user turns
     keep_answers   train on the answers in the data instead of letting the target write them
@@ -83,7 +83,8 @@ class TrainSettings:
     accumulate     micro-batches per optimiser step
     held_out       share of the conversations that is not trained on
     log_steps, eval_steps   optimiser steps between two lines of metrics.jsonl, two evaluations; None: ten a run
-    precision      of the matrix products: "auto" is bf16 where the hardware has it (GPU, AMX), else float32
+    precision      of the matrix products, and of a target that is a directory: "auto" is bf16 where the hardware has it
+                   (GPU, AMX), else float32
     compile        torch.compile of what repeats: "auto" where it works and the training is long enough to pay for it
     aux_layers     layers whose *inputs* the drafter reads; None: 2, n/2, n-3
     outtype        type of the final GGUF's matrices

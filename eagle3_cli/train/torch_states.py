@@ -16,7 +16,7 @@ from transformers.utils.quantization_config import GgufConfig
 
 from ..errors import BackendError, FileError
 from .capture import TORCH_TYPES, CaptureSettings, States
-from .compiling import Worker
+from .compiling import Worker, compile_fault
 from .samples import Sample
 
 BATCH_TOKENS = 4096  # with padding, of one forward pass
@@ -25,7 +25,8 @@ BATCH_TOKENS = 4096  # with padding, of one forward pass
 class TransformersRunner:
     """Samples of like length are computed together, padded on the right, where causal attention needs no mask."""
 
-    def __init__(self, settings: CaptureSettings, layers: Sequence[int]) -> None:
+    def __init__(self, settings: CaptureSettings, layers: Sequence[int], compiled: bool) -> None:
+        """compiled: through torch.compile where it works."""
         self.path, self.layers = settings.target, list(layers)
         self.device = torch_device(settings.runtime.device)
         if settings.runtime.threads:
@@ -34,7 +35,8 @@ class TransformersRunner:
         self.model = load_model(self.path, TORCH_TYPES[settings.dtype]).to(self.device).eval()
         self.rows = max(settings.runtime.batch, 8 * BATCH_TOKENS)
         self.limit = settings.runtime.ctx_size or int(self.model.config.max_position_embeddings)
-        self.base = compile_regions(self.model.base_model, dynamic=True) if settings.compiled else self.model.base_model
+        compiled = compiled and compile_fault(self.device.type) is None
+        self.base = compile_regions(self.model.base_model, dynamic=True) if compiled else self.model.base_model
 
     def states(self, samples: Sequence[Sample]) -> list[States]:
         return self._worker(self._in_order, samples)
