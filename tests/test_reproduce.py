@@ -281,7 +281,7 @@ def test_acceptance_of_both_kinds_of_drafter_equals_a_slow_count(run, title):
     source = heads.open_source(run)
     args = reproduce._parser().parse_args(["-o", "o", "--run", "r", "--steps", "1", *FAST])
     head = next(head for head in reproduce.n_alpha_heads(source, args) if head.title == title)
-    drafter = heads.Run(head.settings, source.inputs, source.folder, None)._drafter()
+    drafter = heads.Run(head.settings, source.inputs, source.folder, None).drafter()
     assert type(drafter) is (FeatureDrafter if title == "EAGLE" else Drafter)
     rates, counted = heads.n_alpha_everywhere(drafter, source.unseen, np.arange(2))
     right, seen = [0] * 6, [0] * 6
