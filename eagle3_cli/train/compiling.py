@@ -60,6 +60,13 @@ def fast_bfloat16(device: str) -> bool:
     return device == "cuda" or (device == "cpu" and bool(torch.cpu.get_capabilities().get("amx_bf16")))
 
 
+def mixed_precision(settings: TrainSettings) -> str:
+    """What the products of the training are computed in, as accelerate says it: bf16 or no."""
+    if settings.precision != "auto":
+        return settings.precision
+    return "bf16" if fast_bfloat16(training_device(settings)) else "no"
+
+
 def keep_memory() -> None:
     """Let glibc keep freed memory: a training step asks for the same again, and new pages are filled with zeros first.
 

@@ -62,7 +62,7 @@ def check_inputs(settings: TrainSettings) -> Inputs:
     target = settings.target
     facts = _check_target(settings)
     sizes = read_target_sizes(target)
-    start = _starting_point(settings, sizes)
+    start = _starting_point(settings, sizes, facts)
     _check_sizes(settings, sizes, start)
     left_out: Counter[str] = Counter()
     conversations = turns = 0
@@ -92,7 +92,7 @@ def check_inputs(settings: TrainSettings) -> Inputs:
     return Inputs(sizes, longest, layers, conversations, turns, left_out, digests, start)
 
 
-def _starting_point(settings: TrainSettings, sizes: TargetSizes) -> StartingPoint | None:
+def _starting_point(settings: TrainSettings, sizes: TargetSizes, target: Target) -> StartingPoint | None:
     """What --init names, if it fits the target."""
     from ..convert.tokenizer import check_tokenizer
     from .starting import check_embedding, read_starting_point
@@ -101,7 +101,7 @@ def _starting_point(settings: TrainSettings, sizes: TargetSizes) -> StartingPoin
     if settings.start is None:
         return None
     start = read_starting_point(settings.start, sizes)
-    check_tokenizer(settings.start, read_target(settings.target))
+    check_tokenizer(settings.start, target)
     if start.embedding is not None and not start.shape.own_embeddings:
         check_embedding(start, read_target_weights(settings.target, np.zeros(1, np.int64)).embedding)
     return start

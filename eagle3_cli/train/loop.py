@@ -21,7 +21,7 @@ from torch import nn
 
 from ..errors import Eagle3Error, OptionError
 from ..interrupt import gentle_interrupt
-from .compiling import PAYS, Worker, compile_fault, fast_bfloat16, keep_memory, training_device
+from .compiling import PAYS, Worker, compile_fault, keep_memory, mixed_precision, training_device
 from .loss import TrainingStep
 from .model import Drafter, collate
 from .order import Order, epoch_batches, rate
@@ -64,9 +64,7 @@ def accelerator_for(settings: TrainSettings) -> Any:
     from accelerate import Accelerator, DistributedType
     from accelerate.utils import InitProcessGroupKwargs
 
-    mixed, on_cpu = settings.precision, settings.runtime.device == "cpu"
-    if mixed == "auto":
-        mixed = "bf16" if fast_bfloat16(training_device(settings)) else "no"
+    mixed, on_cpu = mixed_precision(settings), settings.runtime.device == "cpu"
     made = Accelerator(mixed_precision=mixed, cpu=on_cpu, kwargs_handlers=[InitProcessGroupKwargs(timeout=WAIT)])
     if made.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
         raise OptionError(

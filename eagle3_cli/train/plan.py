@@ -201,7 +201,7 @@ def _training_speed(settings: TrainSettings, inputs: Inputs, candidates: int) ->
     """Tokens per second of one process: forward and backward pass on noise, the second of two."""
     import torch
 
-    from .compiling import fast_bfloat16, training_device
+    from .compiling import mixed_precision, training_device
     from .loss import TrainingStep
     from .model import Drafter
 
@@ -223,8 +223,7 @@ def _training_speed(settings: TrainSettings, inputs: Inputs, candidates: int) ->
     took = math.inf
     for _ in range(2):
         started = time.monotonic()
-        mixed = settings.precision == "bf16" or (settings.precision == "auto" and fast_bfloat16(device))
-        with torch.autocast(device, torch.bfloat16, enabled=mixed):
+        with torch.autocast(device, torch.bfloat16, enabled=mixed_precision(settings) == "bf16"):
             loss, _ = step(batch)
         loss.backward()
         loss.item()  # waits for the device
