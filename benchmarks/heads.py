@@ -21,12 +21,13 @@ from eagle3_cli.convert.json_files import read_json
 from eagle3_cli.errors import FileError
 from eagle3_cli.settings import RuntimeSettings
 from eagle3_cli.train import Hooks, TrainSettings
-from eagle3_cli.train.inputs import Inputs, check_inputs
+from eagle3_cli.train.inputs import Inputs, check_compile, check_inputs
 from eagle3_cli.train.loop import HELD_OUT_TOKENS, Job, Loop
+from eagle3_cli.train.manifest import read_manifest
 from eagle3_cli.train.model import Drafter, collate
 from eagle3_cli.train.order import Order, epoch_batches, split
 from eagle3_cli.train.report import write_page
-from eagle3_cli.train.shards import ShardReader, read_manifest
+from eagle3_cli.train.shards import ShardReader
 from eagle3_cli.train.stages import Run
 from eagle3_cli.train.state import FORMAT, RESULT, RUN, VOCABULARY, check_folder, opened, write_json
 from eagle3_cli.train.walk import BATCH_TOKENS, match_rows, simulate
@@ -134,7 +135,9 @@ class Head:
 
 
 def check(source: Source, head: Head) -> None:
-    """OptionError where the head's folder holds a head of other settings or data, FileError where it holds no head."""
+    """OptionError where the head's folder holds a head of other settings or data, or where torch.compile is asked for
+    and does not work; FileError where the folder holds no head."""
+    check_compile(head.settings)
     check_folder(head.settings, _identity(source, head))
 
 

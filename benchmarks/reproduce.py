@@ -217,7 +217,7 @@ def _about(claim: str, args: argparse.Namespace, source: Source) -> dict[str, An
     """What a claim's heads have in common."""
     from heads import CHAIN
 
-    from eagle3_cli.train.shards import read_manifest
+    from eagle3_cli.train.manifest import read_manifest
 
     names = ("batch_tokens", "lr", "ffn", "init", "optimiser", "seed", "precision", *OF_CLAIM[claim])
     settings = {"ttt_steps": args.ttt_steps, **{name: getattr(args, name) for name in names}}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import runs
 import tiny
 
 pytest.importorskip("torch")
@@ -18,8 +19,7 @@ pytest.importorskip("matplotlib")
 
 import torch
 
-from eagle3_cli.settings import RuntimeSettings
-from eagle3_cli.train import Hooks, TrainSettings, train
+from eagle3_cli.train import Hooks
 from eagle3_cli.train.model import Drafter, FeatureDrafter
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -29,48 +29,7 @@ FAST = ("--precision", "no", "--compile", "off", "--threads", "1", "--batch-toke
 LENGTHS = ("--steps", "2", "--scaling-epochs", "1")
 HEADS = {"n_alpha": ["EAGLE", "naive", "EAGLE-3"], "data_scaling": ["1x", "2x", "4x", "8x"]}
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-class Stopped(Exception):
-    pass
-
-
-def stop(*_args):
-    raise Stopped
-
-
-@pytest.fixture(scope="module")
-def run(tiny_target, tmp_path_factory):
-    """A run that was stopped where its training would begin."""
-    folder = tmp_path_factory.mktemp("run")
-    lines = [json.dumps({"prompt": f"say {i} again"}) for i in range(24)]
-    (folder / "prompts.jsonl").write_text("\n".join(lines))
-    settings = TrainSettings(
-        target=tiny_target.path,
-        output=folder / "o",
-        data=(folder / "prompts.jsonl",),
-        answer_tokens=12,
-        max_length=64,
-        draft_vocab=64,
-        aux_layers=(2, 3, 4),
-        held_out=0.1,
-        runtime=RuntimeSettings(**{**tiny.EXACT, "threads": 1, "batch": 64}),
-    )
-    asked = [[{"role": "user", "content": text}] for text in ("why", "how so")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eagle3_cli.train.prompts.held_out_prompts", lambda: asked)
-        patch.setattr("eagle3_cli.train.plan.PROBE_ANSWER", 2)
-        patch.setattr("eagle3_cli.train.stages.Run.job", stop)
-        with pytest.raises(Stopped):
-            train(settings)
-    return settings.output
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +110,7 @@ def test_the_same_numbers_draw_the_same_bytes(done, tmp_path, capsys, monkeypatc
     import matplotlib as mpl
 
     (tmp_path / "results.json").write_text((done / "results.json").read_text())
-    monkeypatch.setattr("heads.trained", stop)
+    monkeypatch.setattr("heads.trained", runs.stop)
     monkeypatch.setitem(mpl.rcParams, "axes.facecolor", "black")
     assert reproduce.main(["-o", str(tmp_path), "--figures-only"]) == 0
     assert capsys.readouterr().out.split() == [
@@ -175,7 +134,7 @@ def test_numbers_that_do_not_exist_are_gaps(done, tmp_path):
 
 def test_a_second_call_trains_nothing(run, done, monkeypatch):
     before = (done / "results.json").read_bytes()
-    monkeypatch.setattr("eagle3_cli.train.loop.Loop._take_step", stop)
+    monkeypatch.setattr("eagle3_cli.train.loop.Loop._take_step", runs.stop)
     monkeypatch.setattr(figures, "draw", lambda *_: [])
     assert reproduce.main(["--run", str(run), "-o", str(done), *LENGTHS, *FAST]) == 0
     assert (done / "results.json").read_bytes() == before
@@ -348,6 +307,12 @@ def test_flags_that_say_nothing_are_refused(args, flag, tmp_path, capsys):
 
 def test_a_setting_out_of_range_is_refused_before_anything_is_trained(run, tmp_path, capsys):
     assert "--lr: expected" in refused(capsys, "--run", run, "-o", tmp_path / "o", "--lr", "2")
+    assert not (tmp_path / "o").exists()
+
+
+def test_compiling_where_that_does_not_work_is_refused(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("eagle3_cli.train.compiling.compile_fault", lambda _: "no compiler")
+    assert "does not work here: no compiler" in refused(capsys, "--run", run, "-o", tmp_path / "o", "--compile", "on")
     assert not (tmp_path / "o").exists()
 
 

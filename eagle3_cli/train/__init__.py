@@ -3,22 +3,22 @@
     from eagle3_cli.train import TrainSettings, train
     result = train(TrainSettings(target=Path("my.gguf"), output=Path("my-drafter")))
 
-    chats.py         conversations from files           plan.py        sizes and times
-    prompts.py       built-in prompts                   state.py       the output folder, resume
-    render.py        conversations -> samples           stages.py      what a run does, in order
-    samples.py       the records between them           vocab.py       draft vocabulary
-    dialogue.py      a conversation in the making       model.py       the drafter as a torch module
-    answers.py       the target writes, in llama.cpp    attention.py   attention of training-time test
-    torch_answers.py or in transformers                 loss.py        soft cross-entropy and its kin
-    hf_tokenizer.py  of a Hugging Face directory        initial.py     where the weights start
-    engines.py       which of the two                   starting.py    or from which checkpoint
-    capture.py       samples -> states on disk          order.py       order of the batches
-    llama_states.py  computed by llama.cpp              compiling.py   how PyTorch computes
-    torch_states.py  or by transformers                 loop.py        optimiser steps
-    shards.py        the states on disk                 walk.py        simulated acceptance length
+    chats.py         conversations from files           inputs.py      every input checked
+    prompts.py       built-in prompts                   plan.py        sizes and times
+    render.py        conversations -> samples           state.py       the output folder, resume
+    samples.py       the records between them           stages.py      what a run does, in order
+    dialogue.py      a conversation in the making       vocab.py       draft vocabulary
+    answers.py       the target writes, in llama.cpp    model.py       the drafter as a torch module
+    torch_answers.py or in transformers                 attention.py   attention of training-time test
+    hf_tokenizer.py  of a Hugging Face directory        loss.py        soft cross-entropy and its kin
+    engines.py       which of the two                   initial.py     where the weights start
+    capture.py       samples -> states on disk          starting.py    or from which checkpoint
+    llama_states.py  computed by llama.cpp              order.py       order of the batches
+    torch_states.py  or by transformers                 compiling.py   how PyTorch computes
+    shards.py        the states on disk                 loop.py        optimiser steps
+    manifest.py      and whose they are                 walk.py        simulated acceptance length
     weights.py       what else is needed of the target  export.py      the checkpoint
     settings.py      every setting and its range        report.py      real acceptance, report.html
-    inputs.py        every input checked
 
 Importing this module is cheap: torch and llama.cpp are loaded by `train`.
 
@@ -45,11 +45,13 @@ def train(settings: TrainSettings, hooks: Hooks | None = None) -> TrainResult:
     InputError before any long work for whatever cannot end well.  KeyboardInterrupt after a Ctrl-C; what is done by
     then is on disk.  Under `accelerate launch` the main process does everything but the training alone.
     """
+    from .compiling import keep_memory
     from .inputs import check_inputs
     from .plan import make_plan, measured
     from .stages import Run, tell
     from .state import RESULT, check_folder, opened
 
+    keep_memory()  # before any thread has an arena of its own
     main = int(os.environ.get("RANK", "0")) == 0
     hooks = hooks if hooks and main else Hooks()
     inputs = check_inputs(settings)

@@ -9,7 +9,6 @@ same logits (those of a float32 cache without flash attention nearly do).
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -19,14 +18,11 @@ import numpy as np
 
 from .. import _native
 from ..context import DECODE, Context, ContextSettings, target_settings
-from ..engine.load import DEFAULT_CONTEXT
 from ..engine.sampler import Sampler
-from ..errors import FileError
-from ..llama import Model, choose_devices
-from ..model_files import check_target
-from ..probe import amx_crashes
+from ..llama import Model
 from ..settings import RuntimeSettings
-from .dialogue import AnswerSettings, Dialogue, Dialogues, Job, WriterProgress, Written
+from .dialogue import AnswerSettings, Dialogue, Dialogues, Job, Writer, WriterProgress, Written, longest
+from .llama_states import load_model
 from .render import Renderer, common_length
 from .samples import Conversation
 
@@ -58,12 +54,8 @@ class _Slot:
         self.work = None
 
 
-class AnswerWriter:
-    """A loaded target that writes.  Use as a context manager, or call `close`.  Not thread-safe.
-
-    longest    tokens of a prompt and its answer together: runtime.ctx_size, or the trained context, at most 8192
-    left_out   reason -> how many, of everything that was cut, rejected or dropped
-    """
+class AnswerWriter(Writer):
+    """A GGUF that writes, in llama.cpp."""
 
     def __init__(
         self,
@@ -73,27 +65,19 @@ class AnswerWriter:
         progress: Callable[[WriterProgress], None] = lambda progress: None,
     ) -> None:
         """FileError for a file that cannot write.  progress is called after every batch."""
-        check_target(path)
-        devices, layers, _ = choose_devices(runtime.device, runtime.gpu_layers)
-        self.settings, self._progress, self._tokens = settings, progress, 0
-        self.model = Model(path, devices, layers, not amx_crashes())
+        super().__init__(settings, progress)
+        self._tokens = 0
+        self.model, on_gpu = load_model(path, runtime)
         self._owned: list[Model | Context] = [self.model]
         try:
-            if not (self.model.generates_text and self.model.keeps_every_position):
-                raise FileError(f"{path}: {self.model.description} cannot write text in several sequences.")
-            self.longest = runtime.ctx_size or min(self.model.n_ctx_train, DEFAULT_CONTEXT)
-            self.renderer = Renderer(self.model, self.longest)
-            self._context = Context(self.model, "target", self._context_settings(runtime, bool(devices)))
+            self.renderer = Renderer(self.model, longest(runtime.ctx_size, self.model.n_ctx_train))
+            self._context = Context(self.model, "target", self._context_settings(runtime, on_gpu))
             self._owned.insert(0, self._context)
             self._slots = [_Slot(seq) for seq in range(settings.sequences)]
             self._shared = self._prefill_shared()
         except BaseException:
             self.close()
             raise
-
-    @property
-    def left_out(self) -> Counter[str]:
-        return self.renderer.left_out
 
     def _context_settings(self, runtime: RuntimeSettings, on_gpu: bool) -> ContextSettings:
         sequences = self.settings.sequences + 1  # the last one keeps what all prompts begin with
@@ -111,13 +95,6 @@ class AnswerWriter:
     def write(
         self, conversations: Iterable[Conversation], skip: int = 0, seen: Iterable[str] = ()
     ) -> Iterator[Written]:
-        """Write each conversation; yields all of them, in their order.
-
-        Of a conversation its system message and its user turns count; answers that it has are passed over.  A user turn
-        with empty content is written by the target.
-        skip: the first so many are done already; the rest comes out as it would have without the interruption.
-        seen: user turns that the target wrote in those; one that comes again is dropped.
-        """
         dialogues = Dialogues(conversations, skip, seen, self.settings, self.renderer)
         started, self._tokens = time.perf_counter(), 0
         try:
@@ -217,9 +194,3 @@ class AnswerWriter:
     def close(self) -> None:
         for part in self._owned:
             part.close()
-
-    def __enter__(self) -> AnswerWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

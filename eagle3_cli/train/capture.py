@@ -20,8 +20,9 @@ from ..convert.layers import choose_layers
 from ..convert.output import check_space
 from ..errors import CheckpointError, FileError, OptionError
 from ..settings import MAX_SEQUENCES, RuntimeSettings
+from .manifest import MANIFEST, Header, Manifest
 from .samples import Sample
-from .shards import MANIFEST, Header, Manifest, ShardWriter, token_bytes
+from .shards import ShardWriter, token_bytes
 from .weights import identify, read_head_rows, read_target_sizes
 
 PROBE_TOKENS = 128  # of the batch that is checked and timed before the work begins
@@ -63,7 +64,12 @@ class CaptureSettings:
 
     @property
     def in_torch(self) -> bool:
-        return self.engine == "transformers" or self.target.is_dir()
+        return in_torch(self.target, self.engine)
+
+
+def in_torch(target: Path, engine: str) -> bool:
+    """Whether transformers computes the states."""
+    return engine == "transformers" or target.is_dir()
 
 
 @dataclass(frozen=True)
@@ -107,9 +113,15 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
-def capture(settings: CaptureSettings, samples: Iterable[Sample], progress: Progress | None = None) -> Manifest:
+def capture(
+    settings: CaptureSettings,
+    samples: Iterable[Sample],
+    progress: Progress | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> Manifest:
     """Write the states of all samples, those of an unfinished capture apart; returns the complete manifest.
 
+    report: told where layers are not compiled because torch.compile does not work
     OptionError or FileError before any long work: aux layers that do not exist, a folder of another capture or of other
     samples, a sample that is empty, too long or not of this target's tokens, a disk that is too small, a target whose
     states cannot be captured.
@@ -123,7 +135,7 @@ def capture(settings: CaptureSettings, samples: Iterable[Sample], progress: Prog
     check_space(settings.folder / MANIFEST, work.bytes_left)
     if work.left:
         compiled = settings.compile == "on" or (settings.compile == "auto" and work.left > COMPILED_FROM)
-        with _runner(settings, header, max(map(len, wanted)), compiled) as runner:
+        with _runner(settings, header, max(map(len, wanted)), compiled, report) as runner:
             work.run(runner, _measure(settings.target, runner, wanted[writer.done :]))
     else:
         work.report(None)
@@ -134,18 +146,17 @@ def make_header(settings: CaptureSettings) -> Header:
     """What the manifest of such a capture says, from the target's files alone."""
     sizes = read_target_sizes(settings.target)
     target, template = identify(settings.target)
-    in_torch = settings.in_torch
-    if in_torch and settings.dtype not in TORCH_TYPES:
+    if settings.in_torch and settings.dtype not in TORCH_TYPES:
         raise OptionError(f"dtype: expected one of {', '.join(TORCH_TYPES)}, got {settings.dtype}.")
-    engine = f"transformers {settings.dtype}" if in_torch else "llama.cpp"
-    # transformers keeps the last layer's output only after the final norm
-    deepest = sizes.layers - 1 if in_torch else sizes.layers
-    layers = aux_layers(settings.aux_layers, sizes.layers, deepest)
+    engine = f"transformers {settings.dtype}" if settings.in_torch else "llama.cpp"
+    layers = aux_layers(settings.aux_layers, sizes.layers, settings.in_torch)
     return Header(target, layers, sizes.width, sizes.vocab, template, engine)
 
 
-def aux_layers(chosen: tuple[int, ...] | None, layers: int, deepest: int) -> tuple[int, int, int]:
-    """The layers whose inputs are captured.  OptionError for anything but three ascending ids from 1 to `deepest`."""
+def aux_layers(chosen: tuple[int, ...] | None, layers: int, in_torch: bool) -> tuple[int, int, int]:
+    """The layers whose inputs are captured, of a target of so many.  OptionError for anything but three ascending ids
+    from 1 to the deepest: transformers keeps the last layer's output only after the final norm."""
+    deepest = layers - 1 if in_torch else layers
     if chosen is None:
         try:
             return choose_layers({}, layers).inputs
@@ -256,12 +267,14 @@ def _measure(target: Path, runner: Runner, samples: Sequence[Sample]) -> float:
 
 
 @contextlib.contextmanager
-def _runner(settings: CaptureSettings, header: Header, longest: int, compiled: bool) -> Iterator[Runner]:
+def _runner(
+    settings: CaptureSettings, header: Header, longest: int, compiled: bool, report: Callable[[str], None]
+) -> Iterator[Runner]:
     """The target, loaded.  OptionError where the longest sample does not fit."""
     if settings.in_torch:
         from .torch_states import TransformersRunner
 
-        runner: Runner = TransformersRunner(settings, header.aux_layers, compiled)
+        runner: Runner = TransformersRunner(settings, header.aux_layers, compiled, report)
     else:
         from .llama_states import LlamaRunner
 

@@ -55,6 +55,14 @@ def compile_fault(device: str) -> str | None:
     return None
 
 
+def compiles(device: str, report: Callable[[str], None]) -> bool:
+    """Whether torch.compile works here.  report is told where it does not."""
+    fault = compile_fault(device)
+    if fault:
+        report(f"not compiled, which is slower: torch.compile does not work here: {fault}.")
+    return fault is None
+
+
 def fast_bfloat16(device: str) -> bool:
     """Whether bfloat16 products are faster than float32's: on a GPU, or a CPU with AMX."""
     return device == "cuda" or (device == "cpu" and bool(torch.cpu.get_capabilities().get("amx_bf16")))
@@ -70,12 +78,15 @@ def mixed_precision(settings: TrainSettings) -> str:
 def keep_memory() -> None:
     """Let glibc keep freed memory: a training step asks for the same again, and new pages are filled with zeros first.
 
-    1.3 times the tokens per second on the demo pair.  Elsewhere than on Linux with glibc nothing is done.
+    1.3 times the tokens per second on the demo pair.  One arena for all threads: a thread's own arena is made of pieces
+    of 64 MB, into which tensors of ever other sizes fit so badly that a training grew by 10 GB in half an hour.
+    Elsewhere than on Linux with glibc nothing is done.
     """
     if platform.libc_ver()[0] != "glibc":
         return
     mallopt = ctypes.CDLL(None).mallopt
-    trim_threshold, top_pad, mmap_max = -1, -2, -4  # malloc.h
+    trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8  # malloc.h
+    mallopt(arena_max, 1)
     mallopt(mmap_max, 0)
     mallopt(trim_threshold, 2**31 - 1)
     mallopt(top_pad, 2**28)

@@ -6,13 +6,15 @@ time round, because a drafter would learn to copy.  After an answer that was cut
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
 
+from ..engine.load import DEFAULT_CONTEXT
 from ..errors import OptionError
 from ..settings import MAX_SEQUENCES, SamplingSettings
 from .render import NOTHING_LEFT, TOO_LONG, Renderer, Turn, Vocabulary, join_turns
@@ -91,6 +93,54 @@ class WriterProgress:
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+class Writer(ABC):
+    """A loaded target that writes.  Use as a context manager, or call `close`.  Not thread-safe.
+
+    renderer   of its tokenizer and chat template
+    longest    tokens of a prompt and its answer together: runtime.ctx_size, or the trained context, at most 8192
+    left_out   reason -> how many, of everything that was cut, rejected or dropped
+    """
+
+    renderer: Renderer
+
+    def __init__(self, settings: AnswerSettings, progress: Callable[[WriterProgress], None]) -> None:
+        self.settings, self._progress = settings, progress
+
+    @property
+    def longest(self) -> int:
+        return self.renderer.longest
+
+    @property
+    def left_out(self) -> Counter[str]:
+        return self.renderer.left_out
+
+    @abstractmethod
+    def write(
+        self, conversations: Iterable[Conversation], skip: int = 0, seen: Iterable[str] = ()
+    ) -> Iterator[Written]:
+        """Write each conversation; yields all of them, in their order.
+
+        Of a conversation its system message and its user turns count; answers that it has are passed over.  A user turn
+        with empty content is written by the target.
+        skip: the first so many are done already; the rest comes out as it would have without the interruption.
+        seen: user turns that the target wrote in those; one that comes again is dropped.
+        """
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def longest(ctx_size: int | None, trained: int) -> int:
+    """Tokens that a writer has room for.  ctx_size: as asked for; trained: the target's own context."""
+    return ctx_size or min(trained, DEFAULT_CONTEXT)
 
 
 def loop_start(tokens: list[int]) -> int | None:
@@ -249,7 +299,7 @@ class Dialogues:
         settings: AnswerSettings,
         renderer: Renderer,
     ) -> None:
-        """skip, seen: as for `AnswerWriter.write`."""
+        """skip, seen: as for `Writer.write`."""
         self.number = skip
         self._waiting = islice(enumerate(conversations), skip, None)
         self._finished: dict[int, Dialogue] = {}

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 from .settings import TrainSettings
 
 if TYPE_CHECKING:
-    from .answers import AnswerWriter
-    from .dialogue import AnswerSettings, WriterProgress
+    from .dialogue import AnswerSettings, Writer, WriterProgress
     from .render import Renderer
-    from .torch_answers import TorchAnswerWriter
 
 
 def target_dtype(settings: TrainSettings) -> str:
@@ -34,7 +32,7 @@ def target_dtype(settings: TrainSettings) -> str:
 
 def open_writer(
     settings: TrainSettings, longest: int, law: AnswerSettings, progress: Callable[[WriterProgress], None]
-) -> AnswerWriter | TorchAnswerWriter:
+) -> Writer:
     """The loaded target, to be closed.  longest: tokens of a prompt and its answer together."""
     runtime = replace(settings.runtime, ctx_size=longest)
     if settings.target.is_dir():

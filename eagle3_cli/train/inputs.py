@@ -37,7 +37,7 @@ class Inputs:
     aux_layers     the layers whose inputs the drafter reads
     conversations  in the data, and their user turns
     left_out       reason -> conversations of the data that are not used
-    digests        sha256 of each data file and of the files to start from, what shards.py compares of the target, and
+    digests        sha256 of each data file and of the files to start from, what manifest.py compares of the target, and
                    the number of processes
     start          the drafter to start from, where it is a checkpoint
     """
@@ -54,13 +54,14 @@ class Inputs:
 
 def check_inputs(settings: TrainSettings) -> Inputs:
     """Read what can be read in seconds.  An InputError for everything that cannot end well."""
-    from .capture import aux_layers
+    from .capture import aux_layers, in_torch
     from .chats import summarise_chats
     from .shards import file_sha256
     from .weights import identify, read_target_sizes
 
     target = settings.target
     facts = _check_target(settings)
+    check_compile(settings)
     sizes = read_target_sizes(target)
     start = _starting_point(settings, sizes, facts)
     _check_sizes(settings, sizes, start)
@@ -78,10 +79,8 @@ def check_inputs(settings: TrainSettings) -> Inputs:
         "num_processes": processes(),
         "start_sha256": _files_sha256(settings.start),
     }
-    # transformers keeps the last layer's output only after the final norm
-    in_torch = target.is_dir() or settings.states == "transformers"
-    deepest = sizes.layers - 1 if in_torch else sizes.layers
-    layers = aux_layers(start.aux_layers if start else settings.aux_layers, sizes.layers, deepest)
+    chosen = start.aux_layers if start else settings.aux_layers
+    layers = aux_layers(chosen, sizes.layers, in_torch(target, settings.states))
     if layers[0] < 2 and settings.objective == "eagle3":
         raise OptionError(
             f"--aux-layers: expected layers from 2 on, got {list(layers)}.",
@@ -138,6 +137,22 @@ def _check_runtime(settings: TrainSettings) -> None:
             raise OptionError(
                 f"{flag(name)}: has no effect where the target is a folder, which transformers runs.", "Leave it out."
             )
+
+
+def check_compile(settings: TrainSettings) -> None:
+    """OptionError where torch.compile was asked for and does not work where the run computes with PyTorch."""
+    from .capture import in_torch
+    from .compiling import compile_fault, training_device
+
+    if settings.compile != "on":
+        return
+    devices = {training_device(settings)}
+    if in_torch(settings.target, settings.states):
+        from .torch_states import torch_device
+
+        devices.add(torch_device(settings.runtime.device).type)
+    for fault in filter(None, map(compile_fault, sorted(devices))):
+        raise OptionError(f"--compile on: torch.compile does not work here: {fault}.", "Give --compile off.")
 
 
 def _check_template(path: Path) -> None:

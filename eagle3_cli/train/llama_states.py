@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,25 +29,16 @@ class LlamaRunner:
     def __init__(self, settings: CaptureSettings, layers: Sequence[int], longest: int) -> None:
         """longest: tokens of the longest sample, for which the KV cache must have room."""
         self.path, runtime = settings.target, settings.runtime
-        check_target(self.path)
-        devices, gpu_layers, _ = choose_devices(runtime.device, runtime.gpu_layers)
-        self.model = Model(self.path, devices, gpu_layers, not amx_crashes())
+        self.model, on_gpu = load_model(self.path, runtime)
         self.context: Any = None
         try:
-            self._check_model()
             self.limit = runtime.ctx_size or self.model.n_ctx_train
             self.rows = runtime.batch
             if longest <= self.limit:
-                self._make_context(runtime, layers, longest, bool(devices))
+                self._make_context(runtime, layers, longest, on_gpu)
         except BaseException:
             self.close()
             raise
-
-    def _check_model(self) -> None:
-        if not self.model.generates_text:
-            raise FileError(f"{self.path}: {self.model.description} does not generate text.")
-        if not self.model.keeps_every_position:
-            raise FileError(f"{self.path}: {self.model.description} has recurrent layers; eagle3 cannot draft for it.")
 
     def _make_context(self, runtime: RuntimeSettings, layers: Sequence[int], longest: int, on_gpu: bool) -> None:
         names = [*(f"l_out-{layer - 1}" for layer in layers), FINAL]
@@ -106,3 +98,16 @@ class LlamaRunner:
         if self.context is not None:
             self.context.close()
         self.model.close()
+
+
+def load_model(path: Path, runtime: RuntimeSettings) -> tuple[Model, bool]:
+    """The target, and whether it is on a GPU.  FileError for a file that cannot be drafted for."""
+    check_target(path)
+    devices, layers, _ = choose_devices(runtime.device, runtime.gpu_layers)
+    model = Model(path, devices, layers, not amx_crashes())
+    if model.generates_text and model.keeps_every_position:
+        return model, bool(devices)
+    fault = "has recurrent layers; eagle3 cannot draft for it" if model.generates_text else "does not generate text"
+    described = model.description
+    model.close()
+    raise FileError(f"{path}: {described} {fault}.")

@@ -21,7 +21,7 @@ from torch import nn
 
 from ..errors import Eagle3Error, OptionError
 from ..interrupt import gentle_interrupt
-from .compiling import PAYS, Worker, compile_fault, keep_memory, mixed_precision, training_device
+from .compiling import PAYS, Worker, compiles, keep_memory, mixed_precision, training_device
 from .loss import TrainingStep
 from .model import Drafter, collate
 from .order import Order, epoch_batches, rate
@@ -60,11 +60,18 @@ def training_step(drafter: Drafter, settings: TrainSettings, compiled: bool = Fa
 
 
 def accelerator_for(settings: TrainSettings) -> Any:
-    """The Accelerator: one process, or as many as `accelerate launch` started.  OptionError for what shards weights."""
+    """The Accelerator: one process, or as many as `accelerate launch` started.  OptionError for what shards weights.
+
+    accelerate keeps one precision for all of a process.  Another one replaces it, for the accelerators made before,
+    too; the process group stays.
+    """
     from accelerate import Accelerator, DistributedType
+    from accelerate.state import AcceleratorState
     from accelerate.utils import InitProcessGroupKwargs
 
     mixed, on_cpu = mixed_precision(settings), settings.runtime.device == "cpu"
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
+        AcceleratorState._reset_state()
     made = Accelerator(mixed_precision=mixed, cpu=on_cpu, kwargs_handlers=[InitProcessGroupKwargs(timeout=WAIT)])
     if made.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
         raise OptionError(
@@ -99,17 +106,12 @@ class Loop:
         self._restore()
 
     def _compiled(self) -> bool:
-        """Whether torch.compile is to be used; OptionError where it was asked for and does not work."""
+        """Whether torch.compile is to be used."""
         s = self.job.settings
         rows = self.total * s.batch_tokens * s.accumulate * s.ttt_steps
         if s.compile == "off" or (s.compile == "auto" and rows < PAYS):
             return False
-        fault = compile_fault(training_device(s))
-        if fault and s.compile == "on":
-            raise OptionError(f"--compile on: torch.compile does not work here: {fault}.", "Give --compile off.")
-        if fault:
-            self.hooks.report(f"not compiled, which is slower: torch.compile does not work here: {fault}.")
-        return fault is None
+        return compiles(training_device(s), self.hooks.report)
 
     # ---- one optimiser step ----
 

@@ -13,66 +13,32 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from ..convert.json_files import read_json
-from ..convert.output import replacing
 from ..errors import FileError
+from .manifest import (
+    AGAIN,
+    MANIFEST,
+    Header,
+    Manifest,
+    ShardEntry,
+    check_header,
+    read_manifest,
+    write_manifest,
+    write_whole,
+)
 from .samples import Sample
 
-VERSION = 1  # of the format described above
-MANIFEST = "manifest.json"
 SHARD_BYTES = 1 << 27  # a shard is gathered in memory before it is written
-_NAME = re.compile(r"shard-\d{5,}\.safetensors")
-_AGAIN = "Delete the folder and capture again."
-_OTHER = "Capture into another folder, or delete this one."
-
-
-@dataclass(frozen=True)
-class TargetId:
-    """What tells one target from another.
-
-    path         as given when it was captured; not compared, for files may move
-    size         bytes of its file, or of all weight files of a folder
-    first_mib    sha256 of the first MiB of the (first) weight file
-    tokenizer    sha256 of the tokenizer's fields or files, without the chat template
-    """
-
-    path: str
-    size: int
-    first_mib: str
-    tokenizer: str
-
-
-@dataclass(frozen=True)
-class Header:
-    """What all shards of a folder have in common.
-
-    aux_layers   the layers whose inputs `hidden` holds (llama.cpp's convention)
-    width        Ht
-    vocab        number of the target's token ids
-    template     sha256 of the chat template; empty where the target has none
-    engine       what computed the states, with its number type ("llama.cpp", "transformers bfloat16")
-    """
-
-    target: TargetId
-    aux_layers: tuple[int, int, int]
-    width: int
-    vocab: int
-    template: str
-    engine: str
 
 
 def token_bytes(width: int) -> int:
@@ -83,39 +49,6 @@ def token_bytes(width: int) -> int:
 def shard_tokens(width: int) -> int:
     """Tokens after which a shard is full, at least one."""
     return max(1, SHARD_BYTES // token_bytes(width))
-
-
-@dataclass(frozen=True)
-class ShardEntry:
-    """One finished shard: its file's name, size and sha256, and what it holds."""
-
-    file: str
-    bytes: int
-    sha256: str
-    samples: int
-    tokens: int
-    answer_tokens: int
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """complete: every sample was captured; False while a capture runs or after one was killed."""
-
-    header: Header
-    shards: tuple[ShardEntry, ...] = ()
-    complete: bool = False
-
-    @property
-    def samples(self) -> int:
-        return sum(entry.samples for entry in self.shards)
-
-    @property
-    def tokens(self) -> int:
-        return sum(entry.tokens for entry in self.shards)
-
-    @property
-    def answer_tokens(self) -> int:
-        return sum(entry.answer_tokens for entry in self.shards)
 
 
 @dataclass(frozen=True)
@@ -134,81 +67,6 @@ class StatedSample:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-
-# --- the manifest --------------------------------------------------------------------------------------
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """FileError where it is missing, damaged, or of a format that only a newer eagle3 reads."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise FileError(f"{folder}: expected captured states, found no {MANIFEST}.", "Capture the target's states.")
-    values = read_json(path)
-    version = values.pop("version", None)
-    if version != VERSION:
-        newer = type(version) is int and version > VERSION
-        hint = "Update eagle3." if newer else _AGAIN
-        raise FileError(f"{path}: expected format version {VERSION}, got {version!r}.", hint)
-    try:
-        header = _parse(Header, values["header"])
-        shards = tuple(_parse(ShardEntry, entry) for entry in values["shards"])
-        if not all(_NAME.fullmatch(entry.file) for entry in shards):
-            raise ValueError("a shard has the name of another file")
-        return Manifest(header, shards, _typed("bool", values["complete"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise FileError(f"{path}: damaged: {type(error).__name__}: {error}.", _AGAIN) from error
-
-
-def _parse(kind: Any, values: Any) -> Any:
-    """A dataclass from its JSON object, with exactly its keys and types."""
-    if not isinstance(values, dict) or values.keys() != {f.name for f in fields(kind)}:
-        raise ValueError(f"expected the keys of a {kind.__name__}")
-    return kind(**{f.name: _typed(str(f.type), values[f.name]) for f in fields(kind)})
-
-
-def _typed(kind: str, value: Any) -> Any:
-    if kind == "TargetId":
-        return _parse(TargetId, value)
-    if kind.startswith("tuple"):
-        if not isinstance(value, list) or len(value) != 3:
-            raise ValueError(f"expected three numbers, got {value!r}")
-        return tuple(_typed("int", v) for v in value)
-    if type(value).__name__ != kind or (kind == "int" and value < 0):
-        raise ValueError(f"expected {kind}, got {value!r}")
-    return value
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    text = json.dumps({"version": VERSION, **asdict(manifest)}, indent=1) + "\n"
-    with replacing(folder / MANIFEST) as path:
-        _write(path, text.encode())
-
-
-def _write(path: Path, data: bytes) -> None:
-    """So that a name never survives a power cut without its content."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def check_header(folder: Path, found: Header, wanted: Header) -> None:
-    """FileError that says in what the states of a folder differ from those wanted."""
-    pairs = [(name, getattr(found, name), getattr(wanted, name)) for name in _COMPARED]
-    pairs += [(f"target {name}", getattr(found.target, name), getattr(wanted.target, name)) for name in _OF_TARGET]
-    differences = [f"{name.replace('_', ' ')} {_short(b)} wanted, {_short(a)} found" for name, a, b in pairs if a != b]
-    if differences:
-        raise FileError(f"{folder}: holds states of another capture: {'; '.join(differences)}.", _OTHER)
-
-
-_COMPARED = ("aux_layers", "width", "vocab", "template", "engine")
-_OF_TARGET = ("size", "first_mib", "tokenizer")
-
-
-def _short(value: Any) -> str:
-    """Digests by their first digits."""
-    return (value[:12] or "none") if isinstance(value, str) and len(value) in (0, 64) else str(value)
 
 
 # --- writing -------------------------------------------------------------------------------------------
@@ -287,8 +145,7 @@ class ShardWriter:
         name = f"shard-{len(self.manifest.shards):05d}.safetensors"
         entry = ShardEntry(name, len(data), hashlib.sha256(data).hexdigest(), *counts)
         with _writing(self.folder):
-            with replacing(self.folder / name) as path:
-                _write(path, data)
+            write_whole(self.folder / name, data)
             self.manifest = replace(self.manifest, shards=(*self.manifest.shards, entry))
             write_manifest(self.folder, self.manifest)
 
@@ -343,7 +200,7 @@ class ShardReader:
                 if digest != entry.sha256:
                     raise FileError(
                         f"{self.folder / entry.file}: damaged: expected sha256 {entry.sha256[:12]}, got {digest[:12]}.",
-                        _AGAIN,
+                        AGAIN,
                     )
 
     def __len__(self) -> int:
@@ -366,13 +223,13 @@ class _Shard:
             with safe_open(path, "pt") as file:
                 self.tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise FileError(f"{path}: cannot be read: {error}.", _AGAIN) from error
+            raise FileError(f"{path}: cannot be read: {error}.", AGAIN) from error
         found = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in self.tensors.items()}
         if found != _layout(entry, header):
-            raise FileError(f"{path}: expected tensors {_layout(entry, header)}, got {found}.", _AGAIN)
+            raise FileError(f"{path}: expected tensors {_layout(entry, header)}, got {found}.", AGAIN)
         self.starts = self.tensors["starts"].numpy()
         if self.starts[0] != 0 or self.starts[-1] != entry.tokens or (np.diff(self.starts) < 1).any():
-            raise FileError(f"{path}: expected starts to rise from 0 to {entry.tokens}.", _AGAIN)
+            raise FileError(f"{path}: expected starts to rise from 0 to {entry.tokens}.", AGAIN)
 
     def sample(self, i: int) -> StatedSample:
         rows = slice(int(self.starts[i]), int(self.starts[i + 1]))
@@ -402,7 +259,7 @@ def _check_size(folder: Path, entry: ShardEntry) -> None:
     size = path.stat().st_size if path.is_file() else None
     if size != entry.bytes:
         found = "no such file" if size is None else f"{size}"
-        raise FileError(f"{path}: expected a shard of {entry.bytes} bytes, got {found}.", _AGAIN)
+        raise FileError(f"{path}: expected a shard of {entry.bytes} bytes, got {found}.", AGAIN)
 
 
 def file_sha256(path: Path) -> str:

@@ -207,7 +207,7 @@ class Run:
         s = self.settings
         layers, dtype = self.inputs.aux_layers, target_dtype(s)
         chosen = CaptureSettings(s.target, folder, s.runtime, layers, engine=s.states, dtype=dtype, compile=s.compile)
-        manifest = capture(chosen, samples, progress)
+        manifest = capture(chosen, samples, progress, self.hooks.report)
         self.hooks.report(f"{name}: {manifest.samples} samples, {manifest.tokens} tokens captured")
         return ShardReader(folder)
 

@@ -8,7 +8,6 @@ batches of different widths give the same logits.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,11 +17,10 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from ..engine.load import DEFAULT_CONTEXT
 from ..settings import RuntimeSettings, SamplingSettings
 from .capture import TORCH_TYPES
 from .compiling import Worker
-from .dialogue import AnswerSettings, Dialogue, Dialogues, Job, WriterProgress, Written
+from .dialogue import AnswerSettings, Dialogue, Dialogues, Job, Writer, WriterProgress, Written, longest
 from .hf_tokenizer import HfTokenizer
 from .render import Renderer
 from .samples import Conversation
@@ -40,12 +38,8 @@ class _Row:
     ended: bool = False
 
 
-class TorchAnswerWriter:
-    """A loaded Hugging Face directory that writes.  Use as a context manager, or call `close`.  Not thread-safe.
-
-    longest    tokens of a prompt and its answer together: runtime.ctx_size, or the trained context, at most 8192
-    left_out   reason -> how many, of everything that was cut, rejected or dropped
-    """
+class TorchAnswerWriter(Writer):
+    """A Hugging Face directory that writes, in transformers.  An interruption loses at most one batch's messages."""
 
     def __init__(
         self,
@@ -57,7 +51,7 @@ class TorchAnswerWriter:
     ) -> None:
         """FileError for a directory that cannot write.  Of runtime ctx_size, device and threads count.  progress is
         called after every token of a batch.  dtype: "bf16" or "f32"."""
-        self.settings, self._progress = settings, progress
+        super().__init__(settings, progress)
         tokenizer = HfTokenizer(path)
         self.device = torch_device(runtime.device)
         if runtime.threads:
@@ -65,17 +59,12 @@ class TorchAnswerWriter:
         self._worker = Worker(self.device.type)
         self.model = load_model(path, TORCH_TYPES[dtype]).to(self.device).eval()
         self.model.generation_config = _generation()  # its penalties and temperatures are not the law here
-        self.longest = runtime.ctx_size or min(int(self.model.config.max_position_embeddings), DEFAULT_CONTEXT)
-        self.renderer = Renderer(tokenizer, self.longest)
-
-    @property
-    def left_out(self) -> Counter[str]:
-        return self.renderer.left_out
+        trained = int(self.model.config.max_position_embeddings)
+        self.renderer = Renderer(tokenizer, longest(runtime.ctx_size, trained))
 
     def write(
         self, conversations: Iterable[Conversation], skip: int = 0, seen: Iterable[str] = ()
     ) -> Iterator[Written]:
-        """As `AnswerWriter.write`.  What an interruption loses is at most the messages of one batch."""
         dialogues = Dialogues(conversations, skip, seen, self.settings, self.renderer)
         rows: list[_Row] = []
         started, tokens = time.perf_counter(), 0
@@ -135,12 +124,6 @@ class TorchAnswerWriter:
     def close(self) -> None:
         self._worker.close()
         del self.model
-
-    def __enter__(self) -> TorchAnswerWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _generation(**values: Any) -> Any:

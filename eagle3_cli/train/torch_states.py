@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformers.utils.quantization_config import GgufConfig
 
 from ..errors import BackendError, FileError
 from .capture import TORCH_TYPES, CaptureSettings, States
-from .compiling import Worker, compile_fault
+from .compiling import Worker, compiles
 from .samples import Sample
 
 BATCH_TOKENS = 4096  # with padding, of one forward pass
@@ -25,8 +25,10 @@ BATCH_TOKENS = 4096  # with padding, of one forward pass
 class TransformersRunner:
     """Samples of like length are computed together, padded on the right, where causal attention needs no mask."""
 
-    def __init__(self, settings: CaptureSettings, layers: Sequence[int], compiled: bool) -> None:
-        """compiled: through torch.compile where it works."""
+    def __init__(
+        self, settings: CaptureSettings, layers: Sequence[int], compiled: bool, report: Callable[[str], None]
+    ) -> None:
+        """compiled: through torch.compile where it works.  report: told where it does not."""
         self.path, self.layers = settings.target, list(layers)
         self.device = torch_device(settings.runtime.device)
         if settings.runtime.threads:
@@ -35,7 +37,7 @@ class TransformersRunner:
         self.model = load_model(self.path, TORCH_TYPES[settings.dtype]).to(self.device).eval()
         self.rows = max(settings.runtime.batch, 8 * BATCH_TOKENS)
         self.limit = settings.runtime.ctx_size or int(self.model.config.max_position_embeddings)
-        compiled = compiled and compile_fault(self.device.type) is None
+        compiled = compiled and compiles(self.device.type, report)
         self.base = compile_regions(self.model.base_model, dynamic=True) if compiled else self.model.base_model
 
     def states(self, samples: Sequence[Sample]) -> list[States]:

@@ -24,7 +24,7 @@ from ..convert.json_files import read_json
 from ..convert.parallel import in_order
 from ..convert.tensors import BLOCK, release, rotary_order
 from ..errors import FileError
-from .shards import TargetId
+from .manifest import TargetId
 
 MIB = 1 << 20
 _AGAIN = "Download or convert the file again."

@@ -11,9 +11,10 @@ import torch
 
 from eagle3_cli.train import Hooks, TrainSettings
 from eagle3_cli.train.loop import Job, Loop
+from eagle3_cli.train.manifest import Header, TargetId
 from eagle3_cli.train.model import Drafter, DrafterShape
 from eagle3_cli.train.samples import Sample
-from eagle3_cli.train.shards import Header, ShardReader, ShardWriter, TargetId
+from eagle3_cli.train.shards import ShardReader, ShardWriter
 from eagle3_cli.train.walk import simulate
 
 WIDTH, VOCAB = 8, 40

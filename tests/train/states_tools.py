@@ -8,8 +8,8 @@ import numpy as np
 import tiny
 import torch
 
+from eagle3_cli.train.manifest import Header, TargetId
 from eagle3_cli.train.samples import Sample
-from eagle3_cli.train.shards import Header, TargetId
 
 torch.set_num_threads(1)  # tests share few cores
 

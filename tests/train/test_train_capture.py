@@ -17,9 +17,12 @@ import torch
 from states_tools import contents, random_samples, save_llama
 
 from eagle3_cli.errors import FileError, LlamaError, OptionError
+from eagle3_cli.llama import Model
 from eagle3_cli.settings import RuntimeSettings
 from eagle3_cli.train import llama_states
+from eagle3_cli.train.answers import AnswerWriter
 from eagle3_cli.train.capture import CaptureSettings, aux_layers, batches, capture
+from eagle3_cli.train.dialogue import AnswerSettings
 from eagle3_cli.train.samples import Sample
 from eagle3_cli.train.shards import ShardReader
 
@@ -196,13 +199,16 @@ def refuses(target: Path, folder: Path, message: str, samples: list[Sample] = SA
 
 
 def test_aux_layers_are_three_ascending_layers_of_the_target() -> None:
-    assert aux_layers(None, 30, 30) == (2, 15, 27)
-    assert aux_layers((1, 3, 5), 5, 5) == (1, 3, 5)
+    assert aux_layers(None, 30, False) == (2, 15, 27)
+    assert aux_layers((1, 3, 5), 5, False) == (1, 3, 5)
+    assert aux_layers((1, 3, 5), 6, True) == (1, 3, 5)
     for wrong in [(0, 2, 4), (1, 1, 4), (4, 2, 1), (1, 2), (1, 2, 6)]:
         with pytest.raises(OptionError, match="three ascending layers from 1 to 5"):
-            aux_layers(wrong, 5, 5)
+            aux_layers(wrong, 5, False)
+        with pytest.raises(OptionError, match="three ascending layers from 1 to 5"):
+            aux_layers(wrong, 6, True)
     with pytest.raises(OptionError, match="does not fit a target of 5 layers"):
-        aux_layers(None, 5, 5)
+        aux_layers(None, 5, False)
 
 
 def test_last_layer_s_output_can_be_an_aux_layer(tmp_path: Path, tiny_target: tiny.TinyModel) -> None:
@@ -263,6 +269,19 @@ def _granite_keys() -> dict[str, Any]:
     sizes |= {"attention__head_count": c.heads, "attention__head_count_kv": c.kv_heads}
     sizes |= {"attention__layer_norm_rms_epsilon": c.eps, "rope__dimension_count": c.head_dim, "logit_scale": 4.0}
     return {f"granite__{name}": value for name, value in sizes.items()}
+
+
+@pytest.mark.parametrize(
+    ("lacking", "message"),
+    [("generates_text", "does not generate text"), ("keeps_every_position", "has recurrent layers")],
+)
+def test_target_that_cannot_be_drafted_for_is_refused(
+    tmp_path: Path, tiny_target: tiny.TinyModel, monkeypatch: pytest.MonkeyPatch, lacking: str, message: str
+) -> None:
+    monkeypatch.setattr(Model, lacking, False)
+    refuses(tiny_target.path, tmp_path, message)
+    with pytest.raises(FileError, match=message):
+        AnswerWriter(tiny_target.path, RuntimeSettings(), AnswerSettings())
 
 
 def test_states_that_are_not_finite_are_an_error(tmp_path: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import runs
 import torch
 from loop_tools import new_loop, write_shards
+from states_tools import random_samples
 
 from eagle3_cli.errors import OptionError
-from eagle3_cli.train import Hooks, compiling, loop
-from eagle3_cli.train.settings import TrainSettings
+from eagle3_cli.settings import RuntimeSettings
+from eagle3_cli.train import Hooks, TrainSettings, capture, compiling, loop, torch_states, train
+from eagle3_cli.train.inputs import check_inputs
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +40,32 @@ def test_a_fault_is_told_in_one_line(no_compiler):
     assert compiling.compile_fault("cpu") == "RuntimeError: No working C++ compiler found"
 
 
-def test_asked_for_and_broken_is_an_error(no_compiler, reader, tmp_path):
+def test_asked_for_and_broken_is_an_error_before_any_work(no_compiler, tiny_target, tmp_path):
+    settings = runs.settings(tiny_target.path, tmp_path, 1, compile="on")
     with pytest.raises(OptionError, match=r"--compile on: torch\.compile does not work here: RuntimeError: No working"):
-        new_loop(tmp_path, reader, steps=1, compile="on")
+        train(settings)
+    assert not settings.output.exists()
+    check_inputs(replace(settings, compile="auto"))
+
+
+@pytest.mark.parametrize(("states", "refused"), [("llama.cpp", False), ("transformers", True)])
+def test_the_device_of_the_capture_must_compile_too(monkeypatch, tiny_target, tmp_path, states, refused):
+    monkeypatch.setattr(torch_states, "torch_device", lambda _: torch.device("meta"))
+    monkeypatch.setattr(compiling, "compile_fault", lambda device: "not here" if device == "meta" else None)
+    settings = runs.settings(tiny_target.path, tmp_path, 1, compile="on", states=states)
+    with pytest.raises(OptionError, match="not here") if refused else contextlib.nullcontext():
+        check_inputs(settings)
+
+
+def test_a_capture_that_goes_uncompiled_says_so(no_compiler, monkeypatch, tiny_target, tmp_path):
+    monkeypatch.setattr(capture, "COMPILED_FROM", 10)
+    settings = capture.CaptureSettings(tiny_target.path, tmp_path, RuntimeSettings(threads=1, device="cpu"), (1, 2, 4))
+    settings = replace(settings, engine="transformers", dtype="f32", compile="auto")
+    told: list[str] = []
+    assert capture.capture(settings, random_samples([7, 5]), report=told.append).complete
+    assert told == [
+        "not compiled, which is slower: torch.compile does not work here: RuntimeError: No working C++ compiler found."
+    ]
 
 
 def test_left_to_choice_and_broken_is_said(no_compiler, reader, tmp_path):
@@ -48,13 +76,13 @@ def test_left_to_choice_and_broken_is_said(no_compiler, reader, tmp_path):
 
 
 def test_short_trainings_are_not_worth_it(monkeypatch, reader, tmp_path):
-    monkeypatch.setattr(loop, "compile_fault", lambda device: pytest.fail("was tried"))
+    monkeypatch.setattr(compiling, "compile_fault", lambda device: pytest.fail("was tried"))
     assert not new_loop(tmp_path, reader, steps=2, compile="auto")._compiled()
     assert not new_loop(tmp_path / "off", reader, steps=10**6, compile="off")._compiled()
 
 
 def test_long_ones_are(monkeypatch, reader, tmp_path):
-    monkeypatch.setattr(loop, "compile_fault", lambda device: None)
+    monkeypatch.setattr(compiling, "compile_fault", lambda device: None)
     monkeypatch.setattr(loop, "training_step", lambda drafter, settings, compiled: torch.nn.Linear(1, 1 + compiled))
     assert new_loop(tmp_path, reader, steps=10**6, compile="auto").objective.out_features == 2
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import runs
 import tiny
 
 from eagle3_cli.errors import OptionError, PairError
-from eagle3_cli.settings import RuntimeSettings
 from eagle3_cli.train import Hooks, TrainSettings, train
 from eagle3_cli.train.inputs import check_inputs
 from eagle3_cli.train.state import read_metrics
@@ -18,26 +17,9 @@ from eagle3_cli.train.state import read_metrics
 
 @pytest.fixture
 def first(tiny_target, tmp_path, monkeypatch) -> TrainSettings:
-    asked = [[{"role": "user", "content": "why"}]]
-    monkeypatch.setattr("eagle3_cli.train.prompts.held_out_prompts", lambda: asked)
-    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": f"say {i} again"}) for i in range(8)))
-    return TrainSettings(
-        target=tiny_target.path,
-        output=tmp_path / "first",
-        data=(tmp_path / "prompts.jsonl",),
-        answer_tokens=12,
-        max_length=64,
-        draft_vocab=64,
-        ffn=96,
-        aux_layers=(2, 3, 4),
-        norm_output=True,
-        ttt_steps=2,
-        steps=6,
-        batch_tokens=64,
-        precision="no",
-        outtype="f32",
-        runtime=RuntimeSettings(**{**tiny.EXACT, "threads": 1, "batch": 64}),
-    )
+    runs.ask(monkeypatch, "why")
+    values = {"output": tmp_path / "first", "steps": 6, "batch_tokens": 64, "ffn": 96, "norm_output": True}
+    return runs.settings(tiny_target.path, tmp_path, 8, **values)
 
 
 def second_of(first: TrainSettings, **changes: object) -> TrainSettings:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from accelerate import PartialState
 from loop_tools import new_loop, sample, small_drafter, write_shards
 
 from eagle3_cli.errors import Eagle3Error, InputError
@@ -25,12 +26,7 @@ from eagle3_cli.train.state import read_metrics
 LENGTHS = [5, 9, 12, 12, 20, 7, 15, 30, 11, 8]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -263,3 +259,18 @@ def test_two_processes_train_as_one_with_two_micro_batches(reader, tmp_path):
         if a["kind"] == "train":
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
             assert a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-4)
+
+
+# ---- precision ----
+
+
+def test_trainings_of_one_process_may_differ_in_precision(reader, tmp_path, monkeypatch):
+    """The process group, which accelerate keeps apart from the precision, stays."""
+    monkeypatch.setattr(PartialState, "_reset_state", lambda *_: pytest.fail("was reset"))
+    losses = {}
+    for name, precision in (("first", "no"), ("second", "bf16"), ("third", "no")):
+        loop = new_loop(tmp_path / name, reader, steps=2, batch_tokens=40, precision=precision)
+        assert loop.accelerator.mixed_precision == precision
+        losses[name] = loop.run()["held_out"]["loss"]
+    assert losses["third"] == losses["first"] != losses["second"]
+    assert losses["second"] == pytest.approx(losses["first"], rel=0.05)

@@ -16,6 +16,7 @@ from core_tools import EMBEDDING, HEAD, SHAPE, WEIGHTS, V, export, make, random_
 
 from eagle3_cli.context import ContextSettings
 from eagle3_cli.engine import load, load_engine
+from eagle3_cli.engine.tree import FixedShape
 from eagle3_cli.errors import InputError, OptionError
 from eagle3_cli.settings import PairSettings, RuntimeSettings, TreeShape
 from eagle3_cli.train import initial
@@ -60,7 +61,7 @@ class Recorded:
 
     def chain(self, committed: list[int], root: int) -> list[int]:
         self.engine.decoder.prefill(committed)
-        return list(self.drafter.draft(root, TreeShape(4, 1, 4)).tokens)
+        return list(self.drafter.draft(root, FixedShape(TreeShape(4, 1, 4))).tokens)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import runs
 import tiny
 import torch
 
@@ -22,13 +23,7 @@ from eagle3_cli.train.plan import make_plan, measured, parameters
 from eagle3_cli.train.state import SampleStore
 from eagle3_cli.train.vocab import choose_size, unskippable
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
@@ -199,31 +194,12 @@ def test_a_training_is_planned_no_longer_than_its_minutes(settings):
 
 @pytest.fixture
 def whole(tiny_target, tmp_path):
-    """Settings of a run that takes a second or two, on prompts that the target answers."""
-    lines = [json.dumps({"prompt": f"say {i} again"}) for i in range(12)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
-    return TrainSettings(
-        target=tiny_target.path,
-        output=tmp_path / "o",
-        data=(tmp_path / "prompts.jsonl",),
-        answer_tokens=12,
-        max_length=64,
-        draft_vocab=64,
-        aux_layers=(2, 3, 4),
-        ttt_steps=2,
-        steps=4,
-        batch_tokens=128,
-        outtype="f32",
-        precision="no",
-        runtime=RuntimeSettings(**{**tiny.EXACT, "threads": 1, "batch": 64}),
-    )
+    return runs.settings(tiny_target.path, tmp_path, 12)
 
 
 @pytest.fixture
 def two_unseen_prompts(monkeypatch):
-    asked = [[{"role": "user", "content": text}] for text in ("why", "how so")]
-    monkeypatch.setattr("eagle3_cli.train.prompts.held_out_prompts", lambda: asked)
-    monkeypatch.setattr("eagle3_cli.train.plan.PROBE_ANSWER", 2)
+    runs.ask(monkeypatch, "why", "how so")
 
 
 def test_a_run_killed_between_any_two_stages_goes_on_and_ends_as_an_unbroken_one(
@@ -234,25 +210,17 @@ def test_a_run_killed_between_any_two_stages_goes_on_and_ends_as_an_unbroken_one
     stages = ("stages.Run._collect", "stages.Run._choose_vocabulary", "report.finish", "report.write_json")
     for stage in stages:
         with monkeypatch.context() as patch:
-            patch.setattr(f"eagle3_cli.train.{stage}", die)
-            with pytest.raises(Died):
+            patch.setattr(f"eagle3_cli.train.{stage}", runs.stop)
+            with pytest.raises(runs.Stopped):
                 train(whole)
         assert not (whole.output / "result.json").exists()
     with monkeypatch.context() as patch:
         for done in ("answers.AnswerWriter", "capture._runner", "loop.Loop._take_step"):
-            patch.setattr(f"eagle3_cli.train.{done}", die)
+            patch.setattr(f"eagle3_cli.train.{done}", runs.stop)
         result = train(whole)
     assert result.numbers == unbroken.numbers
     for name in ("drafter.gguf", "checkpoint/model.safetensors"):
         assert (whole.output / name).read_bytes() == (unbroken.output / name).read_bytes()
-
-
-class Died(Exception):
-    pass
-
-
-def die(*_args, **_values):
-    raise Died
 
 
 def test_a_finished_run_has_a_drafter_that_loads_and_numbers_that_agree(whole, two_unseen_prompts):

@@ -16,8 +16,9 @@ import torch
 from states_tools import HEADER, WIDTH, contents, random_samples, random_states
 
 from eagle3_cli.errors import FileError
-from eagle3_cli.train import shards
-from eagle3_cli.train.shards import ShardReader, ShardWriter, read_manifest
+from eagle3_cli.train import manifest
+from eagle3_cli.train.manifest import read_manifest
+from eagle3_cli.train.shards import ShardReader, ShardWriter, token_bytes
 
 LENGTHS = [3, 5, 1, 4, 9, 2, 2]  # with 8 tokens to a shard: samples 0..1, 2..4, 5..6
 SAMPLES = random_samples(LENGTHS)
@@ -59,7 +60,7 @@ def test_manifest_counts_what_the_shards_hold(tmp_path: Path) -> None:
 def test_disk_needed_is_what_the_shards_take(tmp_path: Path) -> None:
     write(tmp_path)
     stored = sum(len(data) for name, data in contents(tmp_path).items() if name.startswith("shard"))
-    expected = sum(LENGTHS) * shards.token_bytes(WIDTH)
+    expected = sum(LENGTHS) * token_bytes(WIDTH)
     assert expected < stored < expected + 3 * 800  # three headers and starts
 
 
@@ -87,7 +88,7 @@ def _killed_while_writing(folder: Path, moment: str, count: int) -> int:
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
-            shards.replacing = _deadly(shards.replacing, moment, count)
+            manifest.replacing = _deadly(manifest.replacing, moment, count)
             write(folder)
         os._exit(0)
     return os.WTERMSIG(os.waitpid(child, 0)[1])
