@@ -6,6 +6,7 @@ The header is read by ggml's own parser (gguf.h), which takes milliseconds where
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ _find_tensor = function("gguf_find_tensor", _id, _ptr, _text)
 _tensor_name = function("gguf_get_tensor_name", _text, _ptr, _id)
 _tensor_ne = function("gguf_get_tensor_ne", ctypes.POINTER(ctypes.c_int64), _ptr, _id)
 _tensor_type = function("gguf_get_tensor_type", ctypes.c_int, _ptr, _id)
+_type_name = function("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
 _tensor_offset = function("gguf_get_tensor_offset", ctypes.c_size_t, _ptr, _id)
 _tensor_size = function("gguf_get_tensor_size", ctypes.c_size_t, _ptr, _id)
 
@@ -151,6 +153,15 @@ class GgufFile:
         """ggml type of a tensor; None if absent."""
         i = _find_tensor(self._gguf, name.encode())
         return None if i < 0 else int(_tensor_type(self._gguf, i))
+
+    def main_type(self) -> str:
+        """The type that most of the weights have, as llama.cpp writes it in upper case: "Q4_0"."""
+        counts: dict[int, int] = {}
+        for name in self.names():
+            kind = self.type(name)
+            if kind is not None:
+                counts[kind] = counts.get(kind, 0) + math.prod(self.shape(name) or ())
+        return _type_name(max(counts, key=lambda kind: counts[kind])).decode().upper() if counts else "none"
 
     def values(self, name: str, kind: int) -> np.ndarray:
         """The values of a tensor that must be there and of that ggml type, F32 or I64, one after the other."""

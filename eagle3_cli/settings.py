@@ -99,7 +99,7 @@ class TreeShape:
 
 
 GPU_TREE = TreeShape(depth=8, width=10, nodes=60)
-CPU_TREE = TreeShape(depth=2, width=2, nodes=3)
+CPU_TREE = TreeShape(depth=6, width=6, nodes=32)
 
 
 @dataclass(frozen=True)
@@ -154,11 +154,13 @@ class RuntimeSettings:
 class PairSettings:
     """Which two files to load, and how to draft.
 
-    draft       the drafter's GGUF, or None for plain decoding
+    draft       the drafter's GGUF; None: there is none
     no_draft    why there is none, one clause for the statistics ("--no-draft")
-    depth, width, nodes   None takes the default of the device (`GPU_TREE` or `CPU_TREE`)
+    depth, width   None takes the default of the device (`GPU_TREE` or `CPU_TREE`)
+    nodes       None: chosen round by round, at most the default of the device
     feedback    the next step's feature is the drafter's output before (pre) or after (post) its final norm; auto is
                 what the drafter's file says
+    lookup      n-gram matches of the text are candidates, too: with a chosen budget, or alone without a drafter
     """
 
     target: Path
@@ -168,11 +170,18 @@ class PairSettings:
     width: int | None = None
     nodes: int | None = None
     feedback: str = "auto"
+    lookup: bool = False
 
     def __post_init__(self) -> None:
         check_name("--feedback", self.feedback, FEEDBACK)
 
+    @property
+    def drafts(self) -> bool:
+        """Whether anything is proposed."""
+        return (self.draft is not None or self.lookup) and self.nodes != 0
+
     def tree(self, on_gpu: bool) -> TreeShape:
+        """The draft tree of every round, or the largest one where the budget chooses."""
         base = GPU_TREE if on_gpu else CPU_TREE
         return TreeShape(
             depth=base.depth if self.depth is None else self.depth,

@@ -21,6 +21,14 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile("eagle3")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What budgets learn in tests stays among tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EAGLE3_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
@@ -41,6 +49,33 @@ def tiny_drafters(model_folder: Path, tiny_target: tiny.TinyModel) -> dict[str, 
         "narrow": tiny.write_narrow_drafter(model_folder / "narrow.gguf"),
         "end": tiny.write_end_drafter(model_folder / "end.gguf"),
     }
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """PyTorch computes in one thread: tests share few cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def run(tiny_target: tiny.TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run of `eagle3 train` that was stopped where its training would begin.  To be read only."""
+    import runs
+
+    from eagle3_cli.train import train
+
+    settings = runs.settings(tiny_target.path, tmp_path_factory.mktemp("run"), 24, held_out=0.1)
+    with pytest.MonkeyPatch.context() as patch:
+        runs.ask(patch, "why", "how so")
+        patch.setattr("eagle3_cli.train.stages.Run.job", runs.stop)
+        with pytest.raises(runs.Stopped):
+            train(settings)
+    return settings.output
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Slow, readable definitions of what the product computes fast.  Tests compare the two.
 
 the draft tree          grow_fully, visible_rows
+prompt lookup           search
 the verification rule   law_of_rule, law_of_plain_sampling
 sampling                sampling_law, chi_square_excess
 text                    text_until_stop
@@ -95,6 +96,35 @@ def visible_rows(tree: DraftTree) -> np.ndarray:
     for node in range(ROOT, len(tree)):
         seen[node + 1, [0, *(i + 1 for i in path_to(tree, node))]] = True
     return seen
+
+
+# --- prompt lookup -------------------------------------------------------------------------------------------
+
+
+def search(
+    text: Sequence[int], root: int, most: int, count: int, shortest: int, longest: int, checked: int
+) -> list[tuple[int, list[int]]]:
+    """(length, continuation) of the best `count` earlier occurrences of the end of text + root, by trying every place.
+
+    Of the last `checked` occurrences that agree in `shortest` tokens, the longest is best, then the last; one for each
+    token that follows.  A continuation is copied from its place a token at a time, so it may copy from itself.
+    """
+    text = [*text, root]
+    found = []
+    for place in range(1, len(text)):  # of the first token that follows
+        lengths = [n for n in range(1, min(place, longest) + 1) if text[place - n : place] == text[len(text) - n :]]
+        if lengths and lengths[-1] >= shortest:
+            found.append((lengths[-1], place))
+    best: dict[int, tuple[int, int]] = {}
+    for length, place in sorted(found[-checked:]):
+        best[text[place]] = length, place
+    answer = []
+    for length, place in sorted(best.values(), reverse=True)[:count]:
+        copy = list(text)
+        for i in range(most):
+            copy.append(copy[place + i])
+        answer.append((length, copy[len(text) :]))
+    return answer
 
 
 # --- the verification rule -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 from reference import depth_first
 
-from eagle3_cli.engine.tree import ROOT
+from eagle3_cli.engine.tree import ROOT, Policy
 from eagle3_cli.engine.types import DraftTree
 from eagle3_cli.settings import TreeShape
 
@@ -25,12 +25,12 @@ class ScriptedDrafter:
         self.drafts = 0
         self.seconds = 0.0
 
-    def extend(self, tokens: Sequence[int], features: Any) -> None:
+    def extend(self, tokens: Sequence[int], features: Any, soon: bool = True) -> None:
         self.committed.extend(tokens)
 
-    def draft(self, root: int, shape: TreeShape) -> DraftTree:
+    def draft(self, root: int, policy: Policy) -> DraftTree:
         self.drafts += 1
-        return self.propose([*self.committed, root], shape)
+        return self.propose([*self.committed, root], policy.limit)
 
     def truncate(self, past: int) -> int:
         del self.committed[past:]

@@ -85,6 +85,8 @@ def summary(statistics: Statistics) -> str:
         parts.append(f"{s.tokens_per_second:.1f} tokens/s")
     if s.enabled and s.acceptance_length is not None:
         parts.append(f"acceptance length {s.acceptance_length:.2f} ({s.accepted} of {s.drafted} drafted)")
+        if s.speed_up is not None:
+            parts.append(f"about {s.speed_up:.2f} times plain decoding, {s.sizes.get(0, 0)} of {s.rounds} rounds plain")
     elif not s.enabled:
         parts.append(f"no drafting ({s.reason})" if s.reason else "no drafting")
     cached = f", {s.cached_tokens} of them cached" if s.cached_tokens else ""

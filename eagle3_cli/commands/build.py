@@ -20,6 +20,7 @@ from ..prompt import read_text
 from ..settings import Limits, PairSettings, RuntimeSettings, SamplingSettings
 
 Flags = Mapping[str, Any]
+LOOKUP = "lookup"  # as --draft: n-gram matches alone
 SHAPE = ("draft_depth", "draft_width", "draft_tokens")
 TRUNCATION = ("top_k", "top_p", "min_p", "typical")
 DRY = ("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breaker")
@@ -39,7 +40,9 @@ def flag(name: str) -> str:
 
 # flags, what makes them useless, the words for it
 _USELESS: list[tuple[tuple[str, ...], Callable[[Flags], bool], str]] = [
-    ((*SHAPE, "draft_threads", "feedback"), lambda f: f["no_draft"], "with --no-draft"),
+    ((*SHAPE, "draft_threads", "feedback", "no_lookup"), lambda f: f["no_draft"], "with --no-draft"),
+    (("draft_width", "draft_threads", "feedback", "no_lookup"), lambda f: f["draft"] == LOOKUP, "with --draft lookup"),
+    (("no_lookup",), lambda f: f["draft_tokens"] is not None, "with a fixed --draft-tokens"),
     (TRUNCATION, lambda f: f["temp"] == 0, "with --temp 0, which always takes the likeliest token"),
     (
         ("repeat_last_n",),
@@ -68,21 +71,24 @@ def pair_settings(flags: Flags) -> PairSettings:
         if typed("no_draft") == typed("draft"):
             raise OptionError("--no-draft: cannot be used with --draft.", "Leave one of them out.")
         draft, no_draft = (None, True) if typed("no_draft") else (draft, False)
-    if draft and not target:
+    lookup = draft == LOOKUP
+    if draft and not target and not lookup:
         raise OptionError("--draft: needs --target, the model that this drafter was made for.", "Give --target.")
     if target and not draft and not no_draft:
         raise OptionError(
-            "--target: no drafter for this model.", "Give --draft, or --no-draft to answer without a drafter."
+            "--target: no drafter for this model.",
+            "Give --draft GGUF, --draft lookup, or --no-draft to answer without a drafter.",
         )
     drafting = {
         "depth": flags["draft_depth"],
         "width": flags["draft_width"],
         "nodes": flags["draft_tokens"],
         "feedback": flags["feedback"],
+        "lookup": lookup or (flags["draft_tokens"] is None and not flags["no_lookup"]),
     }
     settings = PairSettings(
         target=Path(target).expanduser() if target else demo.demo_target(),
-        draft=None if no_draft else Path(draft).expanduser() if draft else demo.demo_drafter(),
+        draft=None if no_draft or lookup else Path(draft).expanduser() if draft else demo.demo_drafter(),
         no_draft="--no-draft" if no_draft else None,
         **({} if no_draft else drafting),
     )

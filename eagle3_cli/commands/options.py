@@ -43,6 +43,15 @@ class EscapedText(Text):
 TEXT, ESCAPED = Text(), EscapedText()
 
 
+class DraftTokens(click.ParamType):
+    """A number of tokens, or auto, which is None."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        return None if value == "auto" else click.INT.convert(value, param, ctx)
+
+
 class Option(click.Option):
     """An option that belongs under a heading of the help page."""
 
@@ -91,19 +100,32 @@ def _default(heading: str, name: str, default: Any, help: str, *more: str) -> De
 MODEL = "Models"
 pair_options: Decorator[Any] = together(
     option(MODEL, "--target", metavar="GGUF", help="The model that answers. Default: the demo pair."),
-    option(MODEL, "--draft", metavar="GGUF", help="Its EAGLE-3 drafter, made by eagle3 convert."),
+    option(MODEL, "--draft", metavar="GGUF|lookup",
+           help="Its EAGLE-3 drafter, made by eagle3 convert; lookup: n-gram matches in the text alone."),
     option(MODEL, "--no-draft", is_flag=True, help="Answer without a drafter."),
-)
+)  # fmt: skip
 
-DRAFTING = "Drafting (default: chosen for the device)"
+DRAFTING = "Drafting"
 feedback_option: Decorator[Any] = option(
     DRAFTING, "--feedback", type=click.Choice(FEEDBACK), default="auto", show_default=True,
     help="What a draft step hands on: its output before or after the final norm; auto: as the drafter says.",
 )  # fmt: skip
 draft_options: Decorator[Any] = together(
-    option(DRAFTING, "--draft-depth", type=int, metavar="N", help="Levels of the draft tree."),
-    option(DRAFTING, "--draft-width", type=int, metavar="N", help="Nodes expanded per level; 1 is a chain."),
-    option(DRAFTING, "--draft-tokens", type=int, metavar="N", help="Most tokens proposed per round."),
+    option(
+        DRAFTING,
+        "--draft-tokens",
+        type=DraftTokens(),
+        metavar="auto|N",
+        help="Tokens proposed per round; auto, the default: as many as pay, from none on.",
+    ),
+    option(DRAFTING, "--draft-depth", type=int, metavar="N", help="Most levels of the draft tree."),
+    option(DRAFTING, "--draft-width", type=int, metavar="N", help="Most nodes expanded per level; 1 is a chain."),
+    option(
+        DRAFTING,
+        "--no-lookup",
+        is_flag=True,
+        help="Leave n-gram matches of the text, which auto adds to the tree, out of it.",
+    ),
     feedback_option,
 )
 

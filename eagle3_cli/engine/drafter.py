@@ -26,10 +26,11 @@ from ..context import DECODE, ENCODE, Context
 from ..model_files import DrafterInfo
 from ..settings import TreeShape
 from .target import ALL_ASK, Features
-from .tree import ROOT, Candidates, Children, grow
+from .tree import ROOT, Candidates, Children, Policy, grow
 from .types import DraftTree
 
 _FEW = 16  # unpaired positions that wait for the next draft, which computes logits for all of them
+_KEPT = 64  # positions whose features wait while no draft is expected
 _WINDOWED = 1  # the sequence of the root's row where the tree reaches behind the window
 
 
@@ -38,10 +39,10 @@ class Drafter(Protocol):
 
     seconds: float
 
-    def extend(self, tokens: Sequence[int], features: Features) -> None:
-        """Learn of newly committed tokens and the features of their positions."""
+    def extend(self, tokens: Sequence[int], features: Features, soon: bool = True) -> None:
+        """Learn of newly committed tokens and the features of their positions.  soon: a draft is expected soon."""
 
-    def draft(self, root: int, shape: TreeShape) -> DraftTree:
+    def draft(self, root: int, policy: Policy) -> DraftTree:
         """Propose continuations of the root, which is emitted but not committed."""
 
     def truncate(self, past: int) -> int:
@@ -62,6 +63,8 @@ class Eagle3Drafter:
         self._pairs = 0  # pairs in the decoder's memory: positions 0.._pairs-1 of sequence 0
         self._tokens: list[int] = []  # committed tokens from position _pairs on ...
         self._g = np.empty((0, info.width), np.float32)  # ... and their features, not paired yet
+        self._waiting_tokens: list[int] = []  # committed tokens behind those, features not fused yet ...
+        self._waiting: list[Features] = []  # ... and the features, float32 [n, 3 * Ht] in pieces
         self._scratch = _Scratch(1, 1, info.width)
 
     @property
@@ -74,8 +77,38 @@ class Eagle3Drafter:
 
     # --- committed tokens
 
-    def extend(self, tokens: Sequence[int], features: Features) -> None:
-        """Fuse the features (encoder); pair all but the newest of a prompt, leave a few to the next draft's batch."""
+    def extend(self, tokens: Sequence[int], features: Features, soon: bool = True) -> None:
+        """Fuse the features (encoder); pair all but the newest of a prompt, leave a few to the next draft's batch.
+
+        While no draft is expected, features only wait, the newest few dozen of them: going through all would cost plain
+        decoding a share of its time for as long as it is plain.  The next draft then remembers only what has waited.
+        """
+        if soon:
+            self._fuse_waiting()
+            self._fuse(tokens, features)
+            return
+        self._waiting_tokens += tokens
+        self._waiting.append(features.copy())
+        if len(self._waiting_tokens) > 2 * _KEPT:
+            self._forget_all_but_waiting()
+
+    def _fuse_waiting(self) -> None:
+        if self._waiting_tokens:
+            tokens, features = self._waiting_tokens, np.concatenate(self._waiting)
+            self._waiting_tokens, self._waiting = [], []
+            self._fuse(tokens, features)
+
+    def _forget_all_but_waiting(self) -> None:
+        """Drop the memory, and of what waits all but the newest."""
+        self._pairs += len(self._tokens) + len(self._waiting_tokens) - _KEPT
+        self._tokens, self._g = [], self._g[:0]
+        self._waiting_tokens, self._waiting = (
+            self._waiting_tokens[-_KEPT:],
+            [np.concatenate(self._waiting)[-_KEPT:].copy()],
+        )
+        self._decoder.remove(0, 0)
+
+    def _fuse(self, tokens: Sequence[int], features: Features) -> None:
         for start in range(0, len(tokens), self._encoder.rows):
             rows = np.ascontiguousarray(features[start : start + self._encoder.rows])
             if self._info.fc_norm is not None:
@@ -104,7 +137,15 @@ class Eagle3Drafter:
         del self._tokens[:n]
 
     def truncate(self, past: int) -> int:
-        past = min(past, self._pairs + len(self._tokens))
+        fused = self._pairs + len(self._tokens)
+        past = min(past, fused + len(self._waiting_tokens))
+        waiting = max(past - fused, 0)
+        if waiting < len(self._waiting_tokens):
+            self._waiting_tokens = self._waiting_tokens[:waiting]
+            self._waiting = [np.concatenate(self._waiting)[:waiting]] if waiting else []
+        if waiting:
+            self._forget_drafts()
+            return past
         unpaired = past - self._pairs
         if unpaired <= 0:
             past, unpaired = max(past - 1, 0), 0
@@ -119,13 +160,17 @@ class Eagle3Drafter:
 
     # --- drafting
 
-    def draft(self, root: int, shape: TreeShape) -> DraftTree:
+    def draft(self, root: int, policy: Policy) -> DraftTree:
         """Catch up with the committed tokens and seed level 1 in one batch, then grow level by level."""
+        shape, before = policy.limit, self.seconds
+        rows = len(self._tokens) + len(self._waiting_tokens)
+        self._fuse_waiting()
         seed = self._seed(root, shape.depth)
+        policy.drafted(rows, self.seconds - before)
         if not self._scratch.fits(shape):
             self._scratch = _Scratch(shape.width, shape.depth, self._info.width)
-        growth = _Growth(self._decoder, self._head, self._scratch, seed)
-        tree = grow(growth.expand, shape)
+        growth = _Growth(self._decoder, self._head, self._scratch, seed, policy)
+        tree = grow(growth.expand, policy)
         if growth.used:
             self._forget_drafts()
         return tree
@@ -205,8 +250,9 @@ class _Growth:
     the first expanded child goes on in its parent's sequence, each further one in a copy.
     """
 
-    def __init__(self, decoder: Context, head: _Head, scratch: _Scratch, seed: _Seed) -> None:
+    def __init__(self, decoder: Context, head: _Head, scratch: _Scratch, seed: _Seed, policy: Policy) -> None:
         self._decoder, self._head, self._scratch, self._seed = decoder, head, scratch, seed
+        self._policy = policy
         self._rows = seed.rows  # of the newest batch
         self._stored = 0  # rows of scratch.outputs in use
         self._output_of: dict[int, int] = {}  # node -> its row there
@@ -218,7 +264,9 @@ class _Growth:
     def expand(self, nodes: Sequence[int], pool: Candidates) -> list[Children]:
         """One decoder pass over the nodes of a level; the root was already processed as the seed row."""
         if nodes != [ROOT]:
+            before = self._decoder.seconds
             self._process(nodes, pool)
+            self._policy.drafted(len(nodes), self._decoder.seconds - before)
         first = self._stored
         self._stored += len(nodes)
         self._scratch.outputs[first : self._stored] = self._decoder.captured[self._rows - len(nodes) : self._rows]

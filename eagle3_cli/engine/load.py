@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from .. import _native
 from ..context import Context, ContextSettings, target_settings
 from ..errors import FileError, OptionError
+from ..gguf_file import GgufFile
 from ..llama import Model, choose_devices, physical_cores, render_chat
 from ..model_files import DrafterInfo, check_target, read_drafter
 from ..probe import AMX_NOTE, amx_crashes
@@ -22,7 +24,12 @@ from ..settings import (
     SamplingSettings,
     TreeShape,
 )
+from ..versions import versions
+from .budget import Budget, Machine
+from .costs import CPU_DRAFTER_PRIOR, GPU_DRAFTER_PRIOR, GPU_PRIOR, cpu_prior
 from .drafter import Eagle3Drafter
+from .learned import keep, place, recall
+from .lookup import Lookup
 from .loop import Decoder
 from .sampler import with_seed
 from .target import Target
@@ -49,11 +56,13 @@ class Engine:
         self.notes = () if settings["repack"] else (AMX_NOTE,)
         self._reason = reason
         self._owned = owned
+        self.learned: Path | None = None  # the file that what the budget learns is kept in
         self.load_s = 0.0
         self.statistics = self._new_statistics()
 
     def _new_statistics(self) -> Statistics:
-        enabled = self.decoder.drafter is not None and self.decoder.shape.nodes > 0
+        decoder = self.decoder
+        enabled = (decoder.drafter is not None or decoder.lookup is not None) and decoder.shape.nodes > 0
         reason = None if enabled else self._reason or "--draft-tokens 0"
         return Statistics(enabled=enabled, reason=reason, load_s=self.load_s)
 
@@ -82,6 +91,8 @@ class Engine:
         return float(logits[likelier] - logits[other])
 
     def close(self) -> None:
+        if self._owned and self.learned and self.decoder.budget:
+            keep(self.learned, self.decoder.budget.machine)
         for part in self._owned:
             part.close()
         self._owned = ()
@@ -117,7 +128,7 @@ def load_engine(pair: PairSettings, runtime: RuntimeSettings, progress: Progress
         pair = replace(pair, feedback=_feedback(pair, info))
     devices, layers, backend = choose_devices(runtime.device, runtime.gpu_layers)
     shape = pair.tree(on_gpu=backend != "cpu")
-    loader = _Loader(runtime, devices, layers, progress)
+    loader = _Loader(runtime, devices, layers, progress, pair.lookup)
     try:
         engine = loader.engine(pair, info, shape, backend)
     except BaseException:
@@ -139,8 +150,11 @@ def _feedback(pair: PairSettings, info: DrafterInfo) -> str:
 class _Loader:
     """Makes the parts in order and frees them in reverse order."""
 
-    def __init__(self, runtime: RuntimeSettings, devices: list[int], layers: int, progress: Progress | None) -> None:
+    def __init__(
+        self, runtime: RuntimeSettings, devices: list[int], layers: int, progress: Progress | None, lookup: bool
+    ) -> None:
         self.runtime, self.devices, self.layers, self.progress = runtime, devices, layers, progress
+        self.lookup = lookup
         self.flash_attention = runtime.flash_attention(on_gpu=bool(devices))
         self.repack = not amx_crashes()
         self.owned: list[Any] = []
@@ -159,9 +173,29 @@ class _Loader:
             )
         target = self._target(model, info, shape)
         drafter = self._drafter(info, target, shape, pair.feedback) if info else None
-        decoder = Decoder(model, target, drafter, shape)
-        settings = self._settings(pair, shape if info else None, target, backend)
-        return Engine(decoder, settings, pair.no_draft, self.owned)
+        settings = self._settings(pair, shape, target, backend)
+        budget = self._budget(pair, backend) if pair.drafts and pair.nodes is None else None
+        lookup = Lookup() if pair.lookup else None
+        engine = Engine(Decoder(model, target, drafter, shape, budget, lookup), settings, pair.no_draft, self.owned)
+        if budget:
+            engine.learned = place({"target": pair.target, "draft": pair.draft}, self._that_costs(settings))
+            recall(engine.learned, budget.machine)
+        return engine
+
+    def _budget(self, pair: PairSettings, backend: str) -> Budget:
+        """One that knows nothing yet."""
+        on_gpu = backend != "cpu"
+        with GgufFile(pair.target) as file:
+            prior = GPU_PRIOR if on_gpu else cpu_prior(file.main_type())
+        machine = Machine(prior, GPU_DRAFTER_PRIOR if on_gpu else CPU_DRAFTER_PRIOR)
+        return Budget(machine, can_draft=pair.draft is not None)
+
+    @staticmethod
+    def _that_costs(settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings that costs and acceptance depend on."""
+        names = ("device", "gpu_layers", "threads", "draft_threads", "repack", "flash_attn", "cache_type_k",
+                 "cache_type_v", "feedback")  # fmt: skip
+        return {**{name: settings[name] for name in names}, "llama-cpp-python": versions()["llama-cpp-python"]}
 
     def _own(self, part: Any) -> Any:
         self.owned.insert(0, part)
@@ -178,7 +212,8 @@ class _Loader:
     def _target(self, model: Model, info: DrafterInfo | None, shape: TreeShape) -> Target:
         rows = max(self.runtime.batch, shape.nodes + 1)
         cells = self.runtime.ctx_size or min(model.n_ctx_train, DEFAULT_CONTEXT)
-        sequences = min(MAX_SEQUENCES, max(shape.nodes, 1) + 1) if info else 1  # one per leaf, and a spare one
+        # one per leaf, and a spare one
+        sequences = min(MAX_SEQUENCES, max(shape.nodes, 1) + 1) if info or self.lookup else 1
         capture = None
         if info:
             names = [f"l_out-{layer - 1}" for layer in info.aux_layers]
@@ -203,22 +238,24 @@ class _Loader:
         decoder = self._own(Context(model, "drafter", settings, outputs, target.context))
         return Eagle3Drafter(encoder, decoder, info)
 
-    def _settings(self, pair: PairSettings, shape: TreeShape | None, target: Target, backend: str) -> dict[str, Any]:
+    def _settings(self, pair: PairSettings, shape: TreeShape, target: Target, backend: str) -> dict[str, Any]:
+        drafts = pair.draft is not None
         return {
             "target": str(pair.target),
             "draft": str(pair.draft) if pair.draft else None,
             "ctx_size": target.context.cells,
             "batch_size": self.runtime.batch,
             "threads": self._threads(),
-            "draft_threads": (self.runtime.draft_threads or self._threads()) if shape else None,
+            "draft_threads": (self.runtime.draft_threads or self._threads()) if drafts else None,
             "device": backend,
             "gpu_layers": self.layers,
             "repack": self.repack,
             "flash_attn": self.flash_attention,
             "cache_type_k": self.runtime.cache_type_k,
             "cache_type_v": self.runtime.cache_type_v,
-            "draft_depth": shape.depth if shape else None,
-            "draft_width": shape.width if shape else None,
-            "draft_tokens": shape.nodes if shape else None,
-            "feedback": pair.feedback if shape else None,
+            "lookup": pair.lookup,
+            "draft_depth": shape.depth if drafts or pair.lookup else None,
+            "draft_width": shape.width if drafts else None,
+            "draft_tokens": None if not (drafts or pair.lookup) else "auto" if pair.nodes is None else shape.nodes,
+            "feedback": pair.feedback if drafts else None,
         }

@@ -17,11 +17,14 @@ from typing import Any
 from ..errors import PromptError
 from ..llama import Model
 from ..settings import Limits, SamplingSettings, TreeShape
+from .budget import Budget, Round
+from .calibration import temperature_class
 from .drafter import Drafter
+from .lookup import Lookup
 from .sampler import Sampler
 from .stream import TextStream
 from .target import Features, Target
-from .tree import ROOT
+from .tree import ROOT, FixedShape, Policy, cut
 from .types import NO_TREE, DraftTree, Piece, Statistics, Verdict
 from .verify import verify
 
@@ -29,11 +32,23 @@ from .verify import verify
 class Decoder:
     """A target and perhaps a drafter, with their caches.  One answer at a time; not thread-safe.
 
+    shape       the draft tree of every round, or the largest where a budget chooses it
+    budget      chooses the tree of each round; None: it is always `shape`
+    lookup      finds n-gram matches in prompt and answer; None: it is not asked
     committed   the tokens whose cells are in the target's cache
     """
 
-    def __init__(self, model: Model, target: Target, drafter: Drafter | None, shape: TreeShape) -> None:
+    def __init__(
+        self,
+        model: Model,
+        target: Target,
+        drafter: Drafter | None,
+        shape: TreeShape,
+        budget: Budget | None = None,
+        lookup: Lookup | None = None,
+    ) -> None:
         self.model, self.target, self.drafter, self.shape = model, target, drafter, shape
+        self.budget, self.lookup = budget, lookup
         self.committed: list[int] = []
 
     @property
@@ -58,11 +73,15 @@ class Decoder:
                 "Shorten it, or raise --ctx-size.",
             )
         most = room if limits.max_tokens is None else min(room, limits.max_tokens)
+        if self.budget is not None:
+            self.budget.begin(temperature_class(sampling.temperature))
         sampler = Sampler(self.model, sampling, prompt, self.cells)
         try:
             yield from _Answer(self, sampler, limits, most, stats).pieces(prompt)
         finally:
             sampler.close()
+            if self.budget is not None:
+                stats.budget = self.budget.report()
 
     def prefill(self, prompt: Sequence[int]) -> int:
         """Bring the caches to exactly this prompt, computing only what is new; returns how many tokens were reused.
@@ -86,6 +105,8 @@ class Decoder:
         lost = self.drafter is not None and self.drafter.truncate(past) < past
         self.target.truncate(past)
         del self.committed[past:]
+        if self.lookup is not None:
+            self.lookup.truncate(past)
         if self.drafter is not None and lost:
             self.drafter.extend(self.committed[-1:], self.target.newest_features(self.committed[-1]))
 
@@ -98,7 +119,9 @@ class Decoder:
     def commit(self, tokens: Sequence[int], features: Features) -> None:
         """Take note of tokens whose cells the target has kept, and let the drafter learn from them."""
         if self.drafter is not None:
-            self.drafter.extend(tokens, features)
+            self.drafter.extend(tokens, features, self.budget is None or self.budget.drafts)
+        if self.lookup is not None:
+            self.lookup.extend(tokens)
         self.committed.extend(tokens)
 
     def truncate(self, past: int) -> None:
@@ -106,6 +129,8 @@ class Decoder:
         keep = past if self.drafter is None else self.drafter.truncate(past)
         self.target.truncate(keep)
         del self.committed[keep:]
+        if self.lookup is not None:
+            self.lookup.truncate(keep)
 
 
 class _Answer:
@@ -117,6 +142,8 @@ class _Answer:
         self.emitted = 0
         self.ready: list[tuple[str, int | None, str | None]] = []  # of this round: text, token, finish reason
         self.finish_reason: str | None = None
+        self.policy: Policy | None = None  # of the round in progress
+        self.verify_s = 0.0  # of its pass of the target
 
     def pieces(self, prompt: Sequence[int]) -> Iterator[Piece]:
         decoder, stats = self.decoder, self.stats
@@ -137,6 +164,7 @@ class _Answer:
                 raise
             root = verdict.tokens[-1]
             stats.record(tree, verdict)
+            self._learn(tree, verdict, time.perf_counter() - started)
             stats.decode_s += time.perf_counter() - started
             self._read_clocks()
             yield from self._release(accepted=len(verdict.accepted))
@@ -145,7 +173,9 @@ class _Answer:
         """Draft, verify, walk, commit."""
         decoder = self.decoder
         tree = self._draft(root)
+        started = time.perf_counter()
         decoder.target.verify(root, tree)
+        self.verify_s = time.perf_counter() - started
         verdict = verify(tree, self._draw, self._ends)
         path = verdict.accepted[: len(verdict.tokens) - 1]  # the last emitted token is the next root
         features = decoder.target.commit(path)
@@ -154,13 +184,32 @@ class _Answer:
 
     def _draft(self, root: int) -> DraftTree:
         """A tree no deeper than the answer can still get, and no larger than the cache has room for."""
-        decoder, shape = self.decoder, self.decoder.shape
-        left = self.most - self.emitted
-        nodes = min(shape.nodes, decoder.cells - len(decoder.committed) - 1)
-        depth = min(shape.depth, left - 1)
-        if decoder.drafter is None or nodes < 1 or depth < 1:
+        decoder = self.decoder
+        depth = self.most - self.emitted - 1
+        nodes = decoder.cells - len(decoder.committed) - 1
+        self.policy = policy = self._policy(root, max(depth, 0), max(nodes, 0))
+        if policy is None:
             return NO_TREE
-        return decoder.drafter.draft(root, TreeShape(depth, shape.width, nodes))
+        if decoder.drafter is not None and (not isinstance(policy, Round) or policy.asks):
+            self.stats.draft_rounds += 1
+            return decoder.drafter.draft(root, policy)
+        return cut(policy.pool, policy.size())
+
+    def _policy(self, root: int, depth: int, nodes: int) -> Policy | None:
+        """How this round's tree grows; None: there is none."""
+        decoder, shape = self.decoder, self.decoder.shape
+        shape = TreeShape(max(1, min(depth, shape.depth)), shape.width, min(nodes, shape.nodes) if depth else 0)
+        matches = (
+            decoder.lookup.find(root, min(depth, shape.nodes)) if decoder.lookup is not None and shape.nodes else []
+        )
+        if decoder.budget is not None:
+            return decoder.budget.round(shape, matches)
+        if shape.nodes < 1 or (decoder.drafter is None and not matches):
+            return None
+        policy = FixedShape(shape)
+        for match in matches:
+            policy.pool.add_match(match.tokens, match.length)
+        return policy
 
     def _draw(self, node: int) -> int:
         target = self.decoder.target
@@ -190,6 +239,16 @@ class _Answer:
         self.stats.completion_tokens = self.emitted
         for i, (text, token, finish_reason) in enumerate(ready):
             yield Piece(text, token, i < accepted, finish_reason)
+
+    def _learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
+        """Tell the budget what the round cost and emitted."""
+        if self.decoder.budget is None:
+            return
+        assert isinstance(self.policy, Round)
+        drafter = self.decoder.drafter
+        inside = self.verify_s + self.sampler.seconds - self.stats.sampler_s
+        inside += drafter.seconds - self.stats.drafter_s if drafter is not None else 0.0
+        self.decoder.budget.learn(self.policy, verdict.tokens, len(tree), self.verify_s, max(seconds - inside, 0.0))
 
     def _reset_clocks(self) -> None:
         self.decoder.target.context.seconds = self.sampler.seconds = 0.0

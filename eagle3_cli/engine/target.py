@@ -72,6 +72,7 @@ class Target:
         tokens = array("i", [root, *tree.tokens])
         self._row, self._tree = 0, tree
         self.context.process(DECODE, pos, tokens, seq_start, seqs, ALL_ASK[: n + 1])
+        self.context.logits()  # waits for a GPU, so that the time of a pass is known
 
     def _pad_sequences(self, nodes: int) -> None:
         """Give the root sequences without leaves, so that trees of one size mostly have one number of sequences.

@@ -6,10 +6,10 @@ Source: EAGLE-2 (Li et al. 2024), section 4, expansion and reranking.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from typing import Protocol
 
 from ..settings import TreeShape
-from .types import DraftTree
+from .types import DRAFTED, LOOKED_UP, DraftTree
 
 ROOT = -1
 
@@ -20,62 +20,136 @@ Expand = Callable[[Sequence[int], "Candidates"], Sequence[Children]]
 """Run the drafter on some nodes (ROOT, or indices of candidates); children of each, in the same order."""
 
 
-@dataclass
 class Candidates:
-    """Every node proposed so far, in level order; the fields are those of `DraftTree`."""
+    """Every node proposed so far, a parent before its children.
 
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)
+    tokens, parents, depths   as of `DraftTree`
+    logps      natural log of the path probability under the drafter, of what it proposed
+    drafted    natural log of a node's probability given its parent; None where the drafter did not propose it
+    matched    length of the n-gram match that proposes the node; 0 for none
+    values     what `cut` sorts by; never rises from parent to child.  The same list as `logps` unless it is replaced
+    """
 
-    def add(self, parent: int, children: Children) -> None:
-        depth, path = (1, 0.0) if parent == ROOT else (self.depths[parent] + 1, self.logps[parent])
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        self.logps: list[float] = []
+        self.drafted: list[float | None] = []
+        self.matched: list[int] = []
+        self.values = self.logps
+        self._index: dict[tuple[int, int], int] = {}
+
+    def add(self, parent: int, children: Children) -> list[int]:
+        """What the drafter proposes after a node; the candidates' indices."""
+        path = 0.0 if parent == ROOT else self.logps[parent]
+        found = []
         for token, logp in children:
-            self.tokens.append(token)
-            self.parents.append(parent)
-            self.depths.append(depth)
-            self.logps.append(path + min(logp, 0.0))
+            own = min(logp, 0.0)
+            node = self._index.get((parent, token))
+            if node is None:
+                node = self._append(parent, token)
+            self.drafted[node] = own
+            self.logps[node] = path + own
+            found.append(node)
+        return found
+
+    def add_match(self, tokens: Sequence[int], length: int) -> None:
+        """A chain from the root on: how the text went on where its last `length` tokens occurred before."""
+        parent = ROOT
+        for token in tokens:
+            node = self._index.get((parent, token))
+            if node is None:
+                node = self._append(parent, token)
+            self.matched[node] = max(self.matched[node], length)
+            parent = node
+
+    def _append(self, parent: int, token: int) -> int:
+        node = self._index[parent, token] = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
+        self.logps.append(float("-inf"))
+        self.drafted.append(None)
+        self.matched.append(0)
+        return node
+
+    def child(self, parent: int, token: int) -> int | None:
+        return self._index.get((parent, token))
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
-def grow(expand: Expand, shape: TreeShape) -> DraftTree:
-    """Grow level by level from the root's children, then keep the `shape.nodes` most probable nodes.
+class Policy(Protocol):
+    """How far one tree grows.
 
-    At each level the `shape.width` most probable nodes are expanded, but none that cannot have a descendant in the
-    final tree: a path probability never rises, so a node that is not above the last kept one now is never a parent
-    of a kept one.  The result is the same as without that rule, with fewer drafter rows.
+    limit   most levels, rows of a level and nodes
+    pool    the candidates; n-gram matches are in it before the drafter is asked
     """
-    pool = Candidates()
-    frontier = [ROOT]
-    for depth in range(1, shape.depth + 1):
-        start = len(pool)
+
+    limit: TreeShape
+    pool: Candidates
+
+    def frontier(self, level: Sequence[int], depth: int) -> Sequence[int]:
+        """Which of the newest level's nodes are expanded next, ascending; none: the tree is grown.
+
+        level   what the drafter proposed last, at this depth
+        """
+
+    def size(self) -> int:
+        """How many candidates are kept."""
+
+    def drafted(self, rows: int, seconds: float) -> None:
+        """The drafter made a pass over so many rows, which took so long."""
+
+
+class FixedShape:
+    """EAGLE-2's policy.  At each level the `width` most probable nodes are expanded, but none that cannot have a
+    descendant in the final tree: a path probability never rises, so a node that is not above the last kept one now is
+    never a parent of a kept one.  The result is the same as without that rule, with fewer drafter rows."""
+
+    def __init__(self, shape: TreeShape) -> None:
+        self.limit, self.pool = shape, Candidates()
+
+    def frontier(self, level: Sequence[int], depth: int) -> Sequence[int]:
+        if depth >= self.limit.depth:
+            return ()
+        logps, nodes = self.pool.logps, self.limit.nodes
+        bar = sorted(logps, reverse=True)[nodes - 1] if len(logps) >= nodes else float("-inf")
+        alive = [i for i in level if logps[i] > bar]
+        alive.sort(key=lambda i: -logps[i])
+        return sorted(alive[: self.limit.width])
+
+    def size(self) -> int:
+        return self.limit.nodes
+
+    def drafted(self, rows: int, seconds: float) -> None:
+        pass
+
+
+def grow(expand: Expand, policy: Policy) -> DraftTree:
+    """Grow level by level from the root's children, then keep the best nodes."""
+    pool = policy.pool
+    frontier: Sequence[int] = [ROOT]
+    depth = 0
+    while frontier:
+        depth += 1
+        level: list[int] = []
         for node, children in zip(frontier, expand(frontier, pool), strict=True):
-            pool.add(node, children)
-        if depth < shape.depth:
-            frontier = _frontier(pool, start, shape)
-        if not frontier:
-            break
-    return cut(pool, shape.nodes)
-
-
-def _frontier(pool: Candidates, start: int, shape: TreeShape) -> list[int]:
-    """The most probable nodes of the newest level that can still matter, in level order."""
-    bar = sorted(pool.logps, reverse=True)[shape.nodes - 1] if len(pool) >= shape.nodes else float("-inf")
-    alive = [i for i in range(start, len(pool)) if pool.logps[i] > bar]
-    alive.sort(key=lambda i: -pool.logps[i])
-    return sorted(alive[: shape.width])
+            level += pool.add(node, children)
+        frontier = policy.frontier(level, depth)
+    return cut(pool, policy.size())
 
 
 def cut(pool: Candidates, nodes: int) -> DraftTree:
-    """The `nodes` most probable candidates as a tree, depth first, the more probable child first.
+    """The `nodes` most valuable candidates as a tree, depth first, the more valuable child first.
 
-    A parent is at least as probable as its child and comes earlier, and ties go to the earlier candidate, so a parent
+    A parent is at least as valuable as its child and comes earlier, and ties go to the earlier candidate, so a parent
     is kept whenever its child is.
     """
-    best = sorted(range(len(pool)), key=lambda i: -pool.logps[i])[:nodes]
+    values = pool.values
+    best = sorted(range(len(pool)), key=lambda i: -values[i])[:nodes]
     children: dict[int, list[int]] = {}
     for i in best:
         children.setdefault(pool.parents[i], []).append(i)
@@ -91,6 +165,7 @@ def cut(pool: Candidates, nodes: int) -> DraftTree:
         parents=[index[pool.parents[i]] for i in kept],
         depths=[pool.depths[i] for i in kept],
         logps=[pool.logps[i] for i in kept],
+        sources=[(pool.drafted[i] is not None) * DRAFTED + (pool.matched[i] > 0) * LOOKED_UP for i in kept],
     )
 
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+DRAFTED, LOOKED_UP = 1, 2  # where a node comes from: the drafter, an n-gram match, or (3) both
+SOURCES = {DRAFTED: "drafter", LOOKED_UP: "lookup", DRAFTED | LOOKED_UP: "both"}
+
 
 @dataclass(frozen=True)
 class DraftTree:
@@ -18,13 +21,16 @@ class DraftTree:
     tokens   target vocabulary ids
     parents  index of the parent node, -1 for children of the root
     depths   1 for children of the root
-    logps    natural log of the path probability under the drafter; never rises from parent to child
+    logps    natural log of the path probability under the drafter; never rises from parent to child.  -inf where the
+             drafter did not propose the path
+    sources  DRAFTED, LOOKED_UP or their sum
     """
 
     tokens: Sequence[int] = ()
     parents: Sequence[int] = ()
     depths: Sequence[int] = ()
     logps: Sequence[float] = ()
+    sources: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -69,6 +75,10 @@ class Statistics:
 
     depth_tried[d-1]     rounds whose walk stood at depth d-1 with children to match
     depth_accepted[d-1]  rounds that matched one of them
+    sizes                nodes of a tree -> rounds with such a tree
+    drafted_from, accepted_from   DRAFTED, LOOKED_UP or their sum -> nodes
+    draft_rounds         rounds in which the drafter was asked
+    budget               what the budget knows at the end of the answer; None where it did not choose
     """
 
     enabled: bool = False
@@ -82,6 +92,11 @@ class Statistics:
     accepted: int = 0
     depth_tried: list[int] = field(default_factory=list)
     depth_accepted: list[int] = field(default_factory=list)
+    sizes: dict[int, int] = field(default_factory=dict)
+    drafted_from: dict[int, int] = field(default_factory=dict)
+    accepted_from: dict[int, int] = field(default_factory=dict)
+    draft_rounds: int = 0
+    budget: dict[str, object] | None = None
     load_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
@@ -95,6 +110,12 @@ class Statistics:
         self.round_tokens += len(verdict.tokens)
         self.drafted += len(tree)
         self.accepted += len(verdict.accepted)
+        self.sizes[len(tree)] = self.sizes.get(len(tree), 0) + 1
+        for source in tree.sources:
+            self.drafted_from[source] = self.drafted_from.get(source, 0) + 1
+        for node in verdict.accepted if tree.sources else ():
+            source = tree.sources[node]
+            self.accepted_from[source] = self.accepted_from.get(source, 0) + 1
         inner = set(tree.parents)
         reached = [-1, *verdict.accepted][: len(verdict.tokens)]
         while len(self.depth_tried) < len(reached):
@@ -113,6 +134,13 @@ class Statistics:
     def tokens_per_second(self) -> float | None:
         """Tokens that rounds emitted, per second of decoding; the first token belongs to the prefill."""
         return self.round_tokens / self.decode_s if self.decode_s > 0 else None
+
+    @property
+    def speed_up(self) -> float | None:
+        """Over plain decoding, as far as the budget knows what that takes; None where nothing is known."""
+        plain_ms = self.budget and self.budget.get("plain_ms")
+        rate = self.tokens_per_second
+        return rate * float(plain_ms) / 1e3 if rate and isinstance(plain_ms, float) else None
 
     @property
     def other_s(self) -> float:
@@ -146,4 +174,13 @@ class Statistics:
             "acceptance_length": self.acceptance_length,
             "accepted_by_depth": by_depth,
             "mean_nodes": self.drafted / self.rounds if self.rounds else None,
+            "rounds_by_nodes": {str(nodes): self.sizes[nodes] for nodes in sorted(self.sizes)},
+            "draft_rounds": self.draft_rounds,
+            "sources": {
+                name: {"drafted": self.drafted_from[source], "accepted": self.accepted_from.get(source, 0)}
+                for source, name in SOURCES.items()
+                if source in self.drafted_from
+            },
+            "speed_up": self.speed_up,
+            "budget": self.budget,
         }

@@ -49,7 +49,8 @@ class FakeEngine:
         tree = self.pair.tree(on_gpu=False)
         return {
             "target": str(self.pair.target),
-            "draft": str(self.pair.draft),
+            "draft": str(self.pair.draft) if self.pair.draft else None,
+            "lookup": self.pair.lookup,
             "ctx_size": self.runtime.ctx_size,
             "batch_size": self.runtime.batch,
             "threads": self.runtime.threads,
@@ -61,7 +62,7 @@ class FakeEngine:
             "cache_type_v": self.runtime.cache_type_v,
             "draft_depth": tree.depth,
             "draft_width": tree.width,
-            "draft_tokens": tree.nodes,
+            "draft_tokens": "auto" if self.pair.nodes is None else tree.nodes,
             "feedback": self.pair.feedback,
         }
 

@@ -19,7 +19,10 @@ CHANGES = [
     (["--target", "t.gguf", "--draft", "d.gguf"], {"target": "t.gguf", "draft": "d.gguf"}),
     (["--draft-depth", "5"], {"draft_depth": 5}),
     (["--draft-width", "3"], {"draft_width": 3}),
-    (["--draft-tokens", "30"], {"draft_tokens": 30}),
+    (["--draft-tokens", "30"], {"draft_tokens": 30, "lookup": False}),
+    (["--draft-tokens", "auto"], {"draft_tokens": "auto", "lookup": True}),
+    (["--no-lookup"], {"draft_tokens": "auto", "lookup": False}),
+    (["--draft", "lookup"], {"draft": None, "lookup": True}),
     (["--feedback", "post"], {"feedback": "post"}),
     (["-n", "9"], {"max_tokens": 9}),
     (["-n9"], {"max_tokens": 9}),
@@ -104,6 +107,7 @@ def test_json_document_has_the_documented_keys(eagle3):
     )
     assert {
         "enabled", "reason", "rounds", "drafted", "accepted", "acceptance_length", "accepted_by_depth", "mean_nodes",
+        "rounds_by_nodes", "draft_rounds", "sources", "speed_up", "budget",
     } == set(document["speculative"])  # fmt: skip
     assert {"eagle3", "python", "llama-cpp-python"} <= set(document["versions"])
 

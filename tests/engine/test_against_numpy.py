@@ -18,7 +18,7 @@ from reference import TargetReference, path_to, tokens_to
 
 from eagle3_cli import context as llama_context
 from eagle3_cli.engine import load_engine
-from eagle3_cli.engine.tree import ROOT
+from eagle3_cli.engine.tree import ROOT, FixedShape
 from eagle3_cli.engine.types import DraftTree
 from eagle3_cli.settings import Limits, PairSettings, RuntimeSettings, SamplingSettings, TreeShape
 
@@ -191,7 +191,7 @@ SHAPES = [(1, 1, 1), (1, 6, 4), (4, 1, 4), (3, 3, 9), (5, 4, 16)]
 def test_the_first_tree_is_what_eagle3_proposes(open_engine, tiny_target, tiny_drafters, name, shape):
     engine = open_engine(name, shape)
     engine.decoder.prefill(PROMPT)
-    tree = engine.decoder.drafter.draft(99, TreeShape(*shape))
+    tree = engine.decoder.drafter.draft(99, FixedShape(TreeShape(*shape)))
     assert len(tree) == shape[2]
     assert max(tree.depths) > 1 or shape[0] == 1
     agree(tree, Drafting(tiny_target, tiny_drafters[name], PROMPT, 99), TreeShape(*shape))
@@ -201,7 +201,7 @@ def test_one_more_level_needs_the_output_before_the_norm_as_feature(open_engine,
     """Depth 2 of a tree, node by node: the children of every level-1 node."""
     engine = open_engine("random", (2, 3, 12))
     engine.decoder.prefill(PROMPT)
-    tree = engine.decoder.drafter.draft(99, TreeShape(2, 3, 12))
+    tree = engine.decoder.drafter.draft(99, FixedShape(TreeShape(2, 3, 12)))
     drafting = Drafting(tiny_target, tiny_drafters["random"], PROMPT, 99)
     level_one = [i for i in range(12) if tree.parents[i] == ROOT]
     assert len(level_one) == 3
@@ -217,7 +217,7 @@ def test_a_prompt_longer_than_the_drafters_batch_is_paired_without_a_gap(open_en
     prompt = [int(t) for t in np.random.default_rng(4).integers(0, tiny.END_OF_TEXT, 2 * DRAFTER_ROWS + 5)]
     engine = open_engine("narrow", (2, 3, 6), batch=DRAFTER_ROWS + 3)
     engine.decoder.prefill(prompt)
-    tree = engine.decoder.drafter.draft(5, TreeShape(2, 3, 6))
+    tree = engine.decoder.drafter.draft(5, FixedShape(TreeShape(2, 3, 6)))
     agree(tree, Drafting(tiny_target, tiny_drafters["narrow"], prompt, 5), TreeShape(2, 3, 6))
 
 
@@ -229,9 +229,9 @@ def test_every_later_round_drafts_from_the_right_memory(open_engine, tiny_target
     decoder, drafter = engine.decoder, engine.decoder.drafter
     rounds = []
 
-    def draft(root, at_most):
-        tree = type(drafter).draft(drafter, root, at_most)
-        if at_most == shape:
+    def draft(root, policy):
+        tree = type(drafter).draft(drafter, root, policy)
+        if policy.limit == shape:
             rounds.append((list(decoder.committed), root, tree))
         return tree
 

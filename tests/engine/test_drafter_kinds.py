@@ -13,6 +13,7 @@ import tiny
 from drafting import Drafting, agree
 
 from eagle3_cli.engine import load_engine, loop
+from eagle3_cli.engine.tree import FixedShape
 from eagle3_cli.errors import OptionError
 from eagle3_cli.settings import Limits, PairSettings, RuntimeSettings, SamplingSettings, TreeShape
 
@@ -83,7 +84,7 @@ def open_pair(tiny_target):
 
 def drafts(engine, committed, root, shape=SHAPE):
     engine.decoder.prefill(committed)
-    return engine.decoder.drafter.draft(root, shape)
+    return engine.decoder.drafter.draft(root, FixedShape(shape))
 
 
 # --- every kind against the reference --------------------------------------------------------------------------
@@ -127,9 +128,9 @@ def test_every_later_round_drafts_from_the_right_memory(open_pair, write, tiny_t
     decoder, rounds = engine.decoder, []
     draft = decoder.drafter.draft
 
-    def noting(root, shape):
-        tree = draft(root, shape)
-        if shape == SHAPE:
+    def noting(root, policy):
+        tree = draft(root, policy)
+        if policy.limit == SHAPE:
             rounds.append((list(decoder.committed), root, tree))
         return tree
 

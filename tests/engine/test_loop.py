@@ -15,6 +15,7 @@ import tiny
 from scripted import ScriptedDrafter, constant, perfect, random_trees
 
 from eagle3_cli.engine import load_engine, loop
+from eagle3_cli.engine.tree import FixedShape
 from eagle3_cli.engine.types import DraftTree, Piece, Statistics, Verdict
 from eagle3_cli.errors import LlamaError, OptionError, PromptError
 from eagle3_cli.settings import Limits, PairSettings, RuntimeSettings, SamplingSettings, TreeShape
@@ -423,7 +424,7 @@ def test_after_a_change_of_prompt_the_drafter_drafts_like_a_fresh_one(open_engin
     trees = []
     for engine in (used, fresh):
         engine.decoder.prefill(prompt)
-        trees.append(engine.decoder.drafter.draft(77, shape))
+        trees.append(engine.decoder.drafter.draft(77, FixedShape(shape)))
     assert list(trees[0].tokens) == list(trees[1].tokens)
     np.testing.assert_allclose(trees[0].logps, trees[1].logps, atol=2e-3)
 

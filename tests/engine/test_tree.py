@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import depth_first, grow_fully, tokens_to, visible_rows
 
-from eagle3_cli.engine.tree import ROOT, cut, grow, leaf_sequences
+from eagle3_cli.engine.tree import ROOT, FixedShape, cut, grow, leaf_sequences
 from eagle3_cli.engine.types import DraftTree
 from eagle3_cli.settings import TreeShape
 
@@ -48,13 +48,13 @@ def rows_of(tree: DraftTree):
 @given(proposals, shapes)
 @settings(max_examples=300)
 def test_grow_equals_full_growth_without_pruning(proposals, shape):
-    tree, wanted = grow(proposals.expand, shape), grow_fully(proposals.children, shape)
+    tree, wanted = grow(proposals.expand, FixedShape(shape)), grow_fully(proposals.children, shape)
     assert rows_of(tree) == rows_of(wanted)
 
 
 @given(proposals, shapes)
 def test_no_level_expands_more_than_width_and_none_more_than_depth(proposals, shape):
-    grow(proposals.expand, shape)
+    grow(proposals.expand, FixedShape(shape))
     assert proposals.levels[0] == [ROOT]
     assert len(proposals.levels) <= shape.depth
     assert all(1 <= len(level) <= shape.width and level == sorted(level) for level in proposals.levels[1:])
@@ -62,7 +62,7 @@ def test_no_level_expands_more_than_width_and_none_more_than_depth(proposals, sh
 
 @given(proposals, shapes)
 def test_kept_nodes_come_depth_first_with_their_parents(proposals, shape):
-    tree = grow(proposals.expand, shape)
+    tree = grow(proposals.expand, FixedShape(shape))
     assert len(tree) <= shape.nodes
     assert rows_of(tree) == rows_of(depth_first(tree))
     for node, (parent, depth, logp) in enumerate(zip(tree.parents, tree.depths, tree.logps, strict=True)):
@@ -74,14 +74,14 @@ def test_kept_nodes_come_depth_first_with_their_parents(proposals, shape):
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 8))
 def test_width_one_expands_one_node_per_level(seed, depth, nodes):
     chain = Proposals(seed, [-0.5, -1.0], 1)
-    tree = grow(chain.expand, TreeShape(depth, 1, nodes))
+    tree = grow(chain.expand, FixedShape(TreeShape(depth, 1, nodes)))
     assert list(tree.parents) == list(range(-1, len(tree) - 1))
 
 
 @given(proposals, shapes)
 def test_pruning_only_saves_drafter_rows(proposals, shape):
     """What is not expanded could not have had a child in the tree."""
-    tree = grow(proposals.expand, shape)
+    tree = grow(proposals.expand, FixedShape(shape))
     rows = sum(map(len, proposals.levels))
     inner = {parent for parent in tree.parents if parent != ROOT}
     assert len(inner) + 1 <= rows <= 1 + shape.width * (shape.depth - 1)
@@ -95,29 +95,31 @@ def test_a_certain_chain_needs_no_second_row_once_the_budget_is_spent():
         calls.append(list(nodes))
         return [[(1, -0.1), (2, -0.1)] for _ in nodes]
 
-    grow(expand, TreeShape(8, 10, 2))
+    grow(expand, FixedShape(TreeShape(8, 10, 2)))
     assert calls == [[ROOT]]
 
 
 def test_a_node_barely_above_the_last_kept_one_is_still_expanded():
     """Its sure child takes the other one's place."""
     children = {(): [(1, -0.5), (2, -0.5001)], (1,): [(3, 0.0)]}
-    tree = grow(lambda nodes, pool: [children.get(tokens_to(pool, n), []) for n in nodes], TreeShape(2, 2, 2))
+    tree = grow(
+        lambda nodes, pool: [children.get(tokens_to(pool, n), []) for n in nodes], FixedShape(TreeShape(2, 2, 2))
+    )
     assert (list(tree.tokens), list(tree.parents)) == ([1, 3], [ROOT, 0])
 
 
 def test_no_children_at_all_make_an_empty_tree():
-    assert len(grow(lambda nodes, pool: [[] for _ in nodes], TreeShape(4, 4, 8))) == 0
+    assert len(grow(lambda nodes, pool: [[] for _ in nodes], FixedShape(TreeShape(4, 4, 8)))) == 0
 
 
 def test_a_rounding_error_above_probability_one_does_not_lift_a_child_over_its_parent():
-    tree = grow(lambda nodes, pool: [[(7, 1e-6)] for _ in nodes], TreeShape(3, 1, 2))
+    tree = grow(lambda nodes, pool: [[(7, 1e-6)] for _ in nodes], FixedShape(TreeShape(3, 1, 2)))
     assert list(tree.logps) == [0.0, 0.0]
     assert list(tree.parents) == [-1, 0]
 
 
 def test_ties_go_to_the_earlier_node():
-    tree = grow(lambda nodes, pool: [[(1, -1.0), (2, -1.0), (3, -1.0)] for _ in nodes], TreeShape(1, 1, 2))
+    tree = grow(lambda nodes, pool: [[(1, -1.0), (2, -1.0), (3, -1.0)] for _ in nodes], FixedShape(TreeShape(1, 1, 2)))
     assert list(tree.tokens) == [1, 2]
 
 
@@ -195,4 +197,4 @@ def test_a_kept_parent_is_never_missing_from_a_cut():
 @pytest.mark.parametrize("nodes", [1, 2, 59, 60, 255])
 def test_the_largest_trees_keep_within_their_budget(nodes):
     proposals = Proposals(3, [-0.1, -0.7, -1.5, -3.0], 10)
-    assert len(grow(proposals.expand, TreeShape(8, 10, nodes))) <= nodes
+    assert len(grow(proposals.expand, FixedShape(TreeShape(8, 10, nodes)))) <= nodes

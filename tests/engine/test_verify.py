@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import Choose, Law, law_of_plain_sampling, law_of_rule, probability, tokens_to
 
-from eagle3_cli.engine.tree import ROOT, grow
+from eagle3_cli.engine.tree import ROOT, FixedShape, grow
 from eagle3_cli.engine.types import DraftTree, Verdict
 from eagle3_cli.engine.verify import verify
 from eagle3_cli.settings import TreeShape
@@ -71,7 +71,9 @@ def small_trees(draw):
         values = st.floats(-3, 0)
         return [sorted(((t, draw(values)) for t in draw(children)), key=lambda c: -c[1]) for _ in nodes]
 
-    return grow(expand, TreeShape(draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 7))))
+    return grow(
+        expand, FixedShape(TreeShape(draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 7))))
+    )
 
 
 @given(small_trees())

@@ -1,0 +1,345 @@
+"""How much to draft: the tree that promises the most emitted tokens per second, round by round.  Pure.
+
+A node's value is the estimated probability that the walk reaches and accepts it.  A round that verifies n nodes emits
+1 + the sum of their values, and costs the drafter's passes so far, one pass of the target over n + 1 rows, and what a
+round costs besides.  All costs are in passes of the target over one row, so plain decoding has rate 1 / (1 + besides).
+
+    cut     n maximises the rate over the candidates, best first
+    grow    another level is drafted if the nodes that it can be expected to add raise the best rate
+    skip    while the rounds in which the drafter was asked did not pay, it is asked only now and then, so seldom that
+            its time is a hundredth of plain decoding's at most
+
+Everything that this needs is learned from the rounds themselves (costs.py, calibration.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..settings import TreeShape
+from .calibration import Calibration
+from .costs import Curve, Points
+from .lookup import Match
+from .tree import ROOT, Candidates
+
+RECENT = 0.05  # share of a new round in what drafting is worth ...
+RECENT_PAUSED = 0.2  # ... of one that was drafted after a pause
+LOSS = 0.01  # of plain decoding's time that asking the drafter in vain may cost
+LONGEST_PAUSE = 64  # plain tokens between two drafted rounds
+HOPE_EVERY = (
+    24  # rounds after which one is chosen as if widths that were never measured were cheap; each time twice that
+)
+PLAIN_EVERY = 64  # drafted rounds after which one is plain, so that the cost of one row stays known
+WIDTHS = (1, 2, 3, 4, 6, 8, 10)  # rows of a level that are weighed against each other
+GIVE_UP = 2  # of them that may be no better than the best before
+AHEAD = 3  # levels that are looked ahead
+BRANCHES = 3  # children of a node that are foreseen
+USUAL_ROWS = 16  # of a pass of the drafter; more come after a prompt or a pause
+
+
+@dataclass
+class Worth:
+    """Whether drafting pays, from the rounds that were drafted.
+
+    tokens, cost   of recent ones, on average
+    plain          tokens since the drafter was asked
+    """
+
+    tokens: float = 0.0
+    cost: float = 0.0
+    plain: int = 0
+
+    def gain(self, plain_cost: float) -> float | None:
+        """Tokens per cost over that of plain decoding; None before the first drafted round."""
+        return self.tokens / self.cost * plain_cost if self.cost else None
+
+    def pause(self, plain_cost: float) -> int:
+        """Plain tokens between two drafted rounds: as many as keep the loss of asking in vain within `LOSS`."""
+        gain = self.gain(plain_cost)
+        return 0 if gain is None or gain >= 1.0 else min(math.ceil((1.0 - gain) / LOSS), LONGEST_PAUSE)
+
+    def learn(self, tokens: float, cost: float) -> None:
+        """A drafted round that was worth so many tokens, at such a cost."""
+        share = 1.0 if not self.cost else RECENT_PAUSED if self.plain > 1 else RECENT
+        self.tokens += share * (tokens - self.tokens)
+        self.cost += share * (cost - self.cost)
+        self.plain = 0
+
+    def asks(self, plain_cost: float) -> bool:
+        """Is the drafter asked in this round?"""
+        return self.plain >= self.pause(plain_cost)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"tokens": self.tokens, "cost": self.cost}
+
+    def restore(self, kept: Any) -> None:
+        tokens, cost = float(kept["tokens"]), float(kept["cost"])
+        if not (0 <= tokens < 1000 and 0 <= cost < 1000):
+            raise ValueError("worth out of range")
+        self.tokens, self.cost = tokens, cost
+
+
+class Machine:
+    """What was learned about a pair on a machine.
+
+    target, drafter   costs of their batches
+    besides           what a round costs outside both models, in passes of the target over one row
+    """
+
+    def __init__(self, target: Points, drafter: Points) -> None:
+        """Priors of both curves."""
+        self._priors = target, drafter
+        self.forget()
+
+    def forget(self) -> None:
+        self.target, self.drafter = map(Curve, self._priors)
+        self.besides = 0.02
+        self._calibrations: dict[str, Calibration] = {}
+        self._worths: dict[str, Worth] = {}
+
+    def calibration(self, temperature_class: str) -> Calibration:
+        return self._calibrations.setdefault(temperature_class, Calibration())
+
+    def worth(self, temperature_class: str) -> Worth:
+        """Whether drafting has been paying."""
+        return self._worths.setdefault(temperature_class, Worth())
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "target": self.target.as_dict(),
+            "drafter": self.drafter.as_dict(),
+            "besides": self.besides,
+            "calibrations": {name: c.as_dict() for name, c in self._calibrations.items()},
+            "worths": {name: w.as_dict() for name, w in self._worths.items()},
+        }
+
+    def restore(self, kept: Any) -> None:
+        """What `as_dict` gave.  KeyError, TypeError, ValueError or AttributeError for anything else."""
+        self.target.restore(kept["target"])
+        self.drafter.restore(kept["drafter"])
+        besides = float(kept["besides"])
+        if not 0 <= besides < 10:
+            raise ValueError("besides out of range")
+        self.besides = besides
+        for name, value in kept["calibrations"].items():
+            self.calibration(name).restore(value)
+        for name, value in kept["worths"].items():
+            self.worth(name).restore(value)
+
+
+class Budget:
+    """Decides for one answer at a time; what it learns goes into a `Machine`.
+
+    can_draft   whether there is a drafter
+    """
+
+    def __init__(self, machine: Machine, can_draft: bool = True, temperature_class: str = "0") -> None:
+        self.machine, self.can_draft = machine, can_draft
+        self.kept = [0.7, 0.12, 0.04]  # of a node's value in its best child's, the next one's, ...
+        self._since_plain = self._since_hope = 0
+        self._hope_every = HOPE_EVERY
+        self.begin(temperature_class)
+
+    def begin(self, temperature_class: str) -> None:
+        """Another answer."""
+        self.temperature_class = temperature_class
+        self._calibration = self.machine.calibration(temperature_class)
+        self._worth = self.machine.worth(temperature_class)
+
+    # ---- costs, in passes of the target over one row
+
+    def verify_cost(self, nodes: int) -> float:
+        return self.machine.target.costs[nodes + 1] + self.machine.besides
+
+    def draft_cost(self, rows: int) -> float:
+        """Of one pass of the drafter."""
+        target, drafter = self.machine.target, self.machine.drafter
+        if target.level is None or drafter.level is None:
+            return 0.1 * drafter.costs[rows]
+        return drafter.costs[rows] * math.exp(drafter.level - target.level)
+
+    # ---- one round
+
+    def round(self, limit: TreeShape, matches: Sequence[Match] = ()) -> Round:
+        """The next round.  limit: most that there is room for."""
+        if self._since_plain >= PLAIN_EVERY or self.machine.target.level is None:
+            limit, matches = TreeShape(1, 1, 0), ()
+        pool = Candidates()
+        for match in matches:
+            pool.add_match(match.tokens, match.length)
+        made = Round(self, pool, limit)
+        plain_cost = self.verify_cost(0)
+        gain = self._worth.gain(plain_cost)
+        made.asks = self.can_draft and limit.nodes > 0 and self._worth.asks(plain_cost)
+        rate, nodes, _ = made.best_rate()
+        if nodes and gain is not None and rate > gain / plain_cost:
+            made.asks = False  # what was found for nothing is better than what drafting gives
+        return made
+
+    @property
+    def hopes(self) -> bool:
+        """Whether this round is one of those that try what was never measured."""
+        return self._since_hope >= self._hope_every
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a draft is to be expected in the next rounds."""
+        gain = self.gain
+        return self.can_draft and (gain is None or gain >= 1.0)
+
+    def evaluate(self, pool: Candidates) -> list[float]:
+        """Of each candidate the estimated probability that it is accepted given that the walk stands at its parent."""
+        calibration = self._calibration
+        rates = []
+        for depth, logp, length in zip(pool.depths, pool.drafted, pool.matched, strict=True):
+            if logp is None:
+                rates.append(calibration.looked_up(length))
+            elif length:
+                rates.append(calibration.both(logp))
+            else:
+                rates.append(calibration.drafted(depth, logp))
+        return rates
+
+    def foresee(self, rates: Sequence[float]) -> None:
+        """Take note of the children of one node, by estimated acceptance."""
+        best = sorted(rates, reverse=True)[:BRANCHES]
+        for i, rate in enumerate(best):
+            self.kept[i] += 0.05 * (rate - self.kept[i])
+
+    def learn(self, made: Round, tokens: Sequence[int], nodes: int, seconds: float, besides: float) -> None:
+        """What a round emitted and cost.
+
+        tokens   of the walk over its tree of so many nodes
+        seconds  of the pass of the target; besides: of the rest, outside both models and the samplers
+        """
+        target = self.machine.target
+        target.learn(nodes + 1, seconds)
+        if target.level is not None:
+            self.machine.besides += 0.05 * (min(besides / target.seconds, 2.0) - self.machine.besides)
+        pool, node = made.pool, ROOT
+        children: dict[int, list[int]] = {}
+        for i, parent in enumerate(pool.parents):
+            children.setdefault(parent, []).append(i)
+        for token in tokens:
+            for child in children.get(node, ()):
+                hit = pool.tokens[child] == token
+                self._calibration.learn(pool.depths[child], pool.drafted[child], pool.matched[child], hit)
+            found = pool.child(node, token)
+            if found is None:
+                break
+            node = found
+        self._since_plain = self._since_plain + 1 if nodes else 0
+        hoped = self.hopes
+        self._since_hope += 1
+        if hoped:
+            self._since_hope, self._hope_every = 0, 2 * self._hope_every
+        elif made.asks:
+            self._worth.learn(made.expected, made.spent + self.verify_cost(nodes))
+        else:
+            self._worth.plain += len(tokens)
+
+    def report(self) -> dict[str, object]:
+        """What is known now, for JSON.  Costs are in passes of the target over one row, which take `plain_ms`."""
+        target, drafter = self.machine.target, self.machine.drafter
+        return {
+            "plain_ms": 1e3 * target.seconds if target.seconds else None,
+            "verify_cost": {str(n): round(target.costs[n], 3) for n in target.seen},
+            "draft_cost": {str(n): round(self.draft_cost(n), 3) for n in drafter.seen},
+            "besides_cost": round(self.machine.besides, 3),
+            "gain_of_drafting": self.gain,
+            "plain_tokens_between_drafts": self._worth.pause(self.verify_cost(0)),
+        }
+
+    @property
+    def gain(self) -> float | None:
+        """What drafting is worth now: its rate over plain decoding's."""
+        return self._worth.gain(self.verify_cost(0))
+
+
+class Round:
+    """The policy of one round's tree (see tree.py, `Policy`).
+
+    asks      whether the drafter is to be asked
+    spent     cost of the drafter's passes so far
+    expected  tokens that the chosen tree is expected to emit
+    """
+
+    def __init__(self, budget: Budget, pool: Candidates, limit: TreeShape) -> None:
+        self._budget, self.pool, self.limit = budget, pool, limit
+        self.asks = False
+        self.spent = 0.0
+        self.expected = 1.0
+        target = budget.machine.target
+        self._costs = target.hoped if budget.hopes else target.costs
+        self._ranked: list[float] = []  # values, best first
+        self._value()
+
+    def _value(self) -> None:
+        """Values of all candidates, from their rates."""
+        pool, rates = self.pool, self._budget.evaluate(self.pool)
+        values: list[float] = []
+        for parent, rate in zip(pool.parents, rates, strict=True):
+            values.append(rate if parent == ROOT else values[parent] * rate)
+        pool.values = values
+        self._ranked = sorted(values, reverse=True)
+        self._rates = rates
+
+    def best_rate(self) -> tuple[float, int, float]:
+        """(tokens per cost, nodes, tokens) of the best cut of the candidates."""
+        return self._best(self._ranked, self.spent)
+
+    def _best(self, ranked: Sequence[float], spent: float) -> tuple[float, int, float]:
+        costs, fixed = self._costs, spent + self._budget.machine.besides
+        best, size, most, tokens = 1.0 / (costs[1] + fixed), 0, 1.0, 1.0
+        for n, value in enumerate(ranked[: self.limit.nodes], start=1):
+            tokens += value
+            rate = tokens / (costs[n + 1] + fixed)
+            if rate > best:
+                best, size, most = rate, n, tokens
+        return best, size, most
+
+    def drafted(self, rows: int, seconds: float) -> None:
+        """Costs are taken from the curve, not from this pass: one slow pass says nothing about the next level.  A pass
+        that catches up with much text is not a round's usual cost."""
+        budget = self._budget
+        self.spent += budget.draft_cost(rows if rows <= USUAL_ROWS else 1)
+        if rows <= USUAL_ROWS:
+            budget.machine.drafter.learn(rows, seconds)
+
+    def frontier(self, level: Sequence[int], depth: int) -> Sequence[int]:
+        self._value()
+        pool = self.pool
+        for parent in {pool.parents[i] for i in level}:
+            self._budget.foresee([self._rates[i] for i in level if pool.parents[i] == parent])
+        if depth >= self.limit.depth or not level:
+            return ()
+        by_value = sorted(level, key=lambda i: -pool.values[i])
+        rows = self._rows_that_pay([pool.values[i] for i in by_value[: self.limit.width]], self.limit.depth - depth)
+        return sorted(by_value[:rows])
+
+    def _rows_that_pay(self, values: Sequence[float], levels: int) -> int:
+        """How many of the newest level's nodes are worth expanding; 0: none.  values: theirs, best first."""
+        budget, best, rows = self._budget, self.best_rate()[0], 0
+        first, *others = budget.kept
+        rows_tried = 0
+        for tried, width in enumerate(w for w in WIDTHS if w <= len(values)):
+            if tried >= rows_tried + GIVE_UP:
+                break
+            spent, ranked, leading = self.spent, list(self._ranked), list(values[:width])
+            for _ in range(min(AHEAD, levels)):
+                spent += budget.draft_cost(width)
+                ranked += [value * share for value in leading for share in others]
+                leading = [value * first for value in leading]
+                ranked += leading
+                ranked.sort(reverse=True)
+                rate = self._best(ranked, spent)[0]
+                if rate > best:
+                    best, rows, rows_tried = rate, width, tried
+        return rows
+
+    def size(self) -> int:
+        _, nodes, self.expected = self.best_rate()
+        return nodes

@@ -1,0 +1,125 @@
+"""From what a candidate looks like to how often the target takes it, learned from the rounds.  Pure.
+
+A drafter's probability is binned over its logit, apart for the first levels of the tree; an n-gram match over its
+length.  Each bin counts how often the candidate was the token that came, given that the walk stood at its parent.
+Counts are bounded, so old text fades.  Between the middles of two bins a rate is interpolated, and an outcome counts
+for both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+DEPTHS = 3  # classes of depth: 1, 2, 3 and deeper
+LOWEST, MIDDLES = -5.0, 11  # logit at the middle of the first bin; one bin per unit
+LENGTHS = (2, 3, 4, 6, 9)  # shortest n-gram matches of the classes
+PRIOR_OF_LENGTH = (0.3, 0.4, 0.55, 0.7, 0.85)
+STRENGTH = 6.0  # observations that a bin's prior is worth
+MEMORY = 200.0  # observations that a bin remembers
+ALMOST = 1e-6  # probabilities stay so far from 0 and 1
+
+
+class Bins:
+    """Rates by class.  priors: before anything was seen."""
+
+    def __init__(self, priors: Sequence[float]) -> None:
+        self.rates = list(priors)
+        self._hits = [rate * STRENGTH for rate in priors]
+        self._counts = [STRENGTH] * len(priors)
+
+    def learn(self, index: int, hit: bool, weight: float = 1.0) -> None:
+        hits, count = self._hits[index] + weight * hit, self._counts[index] + weight
+        if count > MEMORY:
+            hits, count = hits * MEMORY / count, MEMORY
+        self._hits[index], self._counts[index] = hits, count
+        self.rates[index] = hits / count
+
+    def as_list(self) -> list[list[float]]:
+        return [[round(h, 4), round(n, 4)] for h, n in zip(self._hits, self._counts, strict=True)]
+
+    def restore(self, kept: Any) -> None:
+        """What `as_list` gave.  ValueError or TypeError for anything else."""
+        found = [(float(hits), float(count)) for hits, count in kept]
+        if len(found) != len(self.rates):
+            raise ValueError(f"expected {len(self.rates)} bins, got {len(found)}")
+        if not all(0 <= hits <= count and STRENGTH / 2 <= count <= 2 * MEMORY for hits, count in found):
+            raise ValueError("counts out of range")
+        self._hits, self._counts = [hits for hits, _ in found], [count for _, count in found]
+        self.rates = [hits / count for hits, count in found]
+
+
+class Calibration:
+    """Acceptance given the parent: of drafted tokens, of looked-up ones, and of those that both propose."""
+
+    def __init__(self) -> None:
+        middles = [_probability(LOWEST + i) for i in range(MIDDLES)]
+        # a drafter is a little too sure of itself; what an n-gram match confirms is missed half as often
+        self._drafted = [Bins([0.9 * p for p in middles]) for _ in range(DEPTHS)]
+        self._both = Bins([1 - 0.5 * (1 - 0.9 * p) for p in middles])
+        self._looked_up = Bins(PRIOR_OF_LENGTH)
+
+    def drafted(self, depth: int, logp: float) -> float:
+        """Of a child at this depth whose log probability, given the path, is logp."""
+        return _between(self._drafted[min(depth, DEPTHS) - 1].rates, logp)
+
+    def both(self, logp: float) -> float:
+        """Of a child that an n-gram match proposes, too."""
+        return _between(self._both.rates, logp)
+
+    def looked_up(self, length: int) -> float:
+        """Of a child that only an n-gram match of this length proposes."""
+        return self._looked_up.rates[_class_of(length)]
+
+    def learn(self, depth: int, logp: float | None, length: int, hit: bool) -> None:
+        """Whether a candidate was the token that came.  logp: None where the drafter did not propose it; length: 0
+        where no n-gram match did."""
+        if logp is None:
+            self._looked_up.learn(_class_of(length), hit)
+            return
+        bins = self._both if length else self._drafted[min(depth, DEPTHS) - 1]
+        low, share = _place(logp)
+        bins.learn(low, hit, 1.0 - share)
+        bins.learn(low + 1, hit, share)
+
+    def as_dict(self) -> dict[str, Any]:
+        drafted = [bins.as_list() for bins in self._drafted]
+        return {"drafted": drafted, "both": self._both.as_list(), "looked_up": self._looked_up.as_list()}
+
+    def restore(self, kept: Any) -> None:
+        """What `as_dict` gave.  KeyError, TypeError or ValueError for anything else."""
+        if len(kept["drafted"]) != DEPTHS:
+            raise ValueError(f"expected {DEPTHS} classes of depth, got {len(kept['drafted'])}")
+        for bins, values in zip(self._drafted, kept["drafted"], strict=True):
+            bins.restore(values)
+        self._both.restore(kept["both"])
+        self._looked_up.restore(kept["looked_up"])
+
+
+def _probability(logit: float) -> float:
+    return 1 / (1 + math.exp(-logit))
+
+
+def _place(logp: float) -> tuple[int, float]:
+    """The bin below a log probability, and how far it is on the way to the next one."""
+    p = min(max(math.exp(min(logp, 0.0)), ALMOST), 1 - ALMOST)
+    place = min(max(math.log(p / (1 - p)) - LOWEST, 0.0), MIDDLES - 1.0)
+    low = min(int(place), MIDDLES - 2)
+    return low, place - low
+
+
+def _between(rates: Sequence[float], logp: float) -> float:
+    low, share = _place(logp)
+    return rates[low] + share * (rates[low + 1] - rates[low])
+
+
+def _class_of(length: int) -> int:
+    return max(sum(length >= shortest for shortest in LENGTHS) - 1, 0)
+
+
+def temperature_class(temperature: float) -> str:
+    """Which calibration an answer uses: acceptance depends on how the target is sampled."""
+    if temperature <= 0:
+        return "0"
+    return min(("0.4", "0.8", "1.2"), key=lambda name: abs(math.log(temperature / float(name))))

@@ -1,0 +1,81 @@
+"""What was learned about a pair on this machine, kept in the user's cache directory from one program to the next.
+
+One small JSON file per pair, backend, threads, types and version of llama.cpp.  It only saves learning it again: a file
+that is missing, damaged or of another format counts for nothing, and one that cannot be written is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .budget import Machine
+
+FORMAT = 1
+LARGEST = 1 << 20  # bytes of a file that is read at all
+_READ = 1 << 20  # bytes of a model that tell it from others, with its size
+
+
+def cache_folder() -> Path:
+    """Where the files are: $EAGLE3_CACHE, or the place that the system has for caches."""
+    chosen = os.environ.get("EAGLE3_CACHE")
+    if chosen:
+        return Path(chosen)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "eagle3"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "eagle3"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eagle3"
+
+
+def place(models: Mapping[str, Path | None], settings: Mapping[str, Any]) -> Path:
+    """The file of these models under these settings."""
+    facts = {name: path and _fingerprint(path) for name, path in models.items()}
+    text = json.dumps({**facts, **settings}, sort_keys=True)
+    return cache_folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
+
+
+def _fingerprint(path: Path) -> list[Any]:
+    with path.open("rb") as file:
+        return [path.stat().st_size, hashlib.sha256(file.read(_READ)).hexdigest()]
+
+
+def recall(path: Path, machine: Machine) -> bool:
+    """Put what a file holds into a machine that knows nothing yet.  False, and it still knows nothing, where there is
+    no file that can be used."""
+    try:
+        if path.stat().st_size > LARGEST:
+            return False
+        kept = json.loads(path.read_text("utf-8"))
+        if kept["format"] != FORMAT:
+            return False
+        machine.restore(kept["machine"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        machine.forget()
+        return False
+    return True
+
+
+def keep(path: Path, machine: Machine) -> str | None:
+    """Write the file, complete or not at all.  What stood in the way, None where nothing did."""
+    text = json.dumps({"format": FORMAT, "machine": machine.as_dict()})
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".json")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        return error.strerror or str(error)
+    return None

@@ -1,0 +1,163 @@
+"""The budget: its cut against every cut, and what it makes of worlds whose costs and texts are known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds import MOST, World, curve, decode, decode_fixed
+
+from eagle3_cli.engine.budget import LOSS, Budget, Machine
+from eagle3_cli.engine.costs import CPU_DRAFTER_PRIOR, CPU_PRIOR, CPU_PRIORS, GPU_PRIOR
+from eagle3_cli.engine.lookup import Match
+from eagle3_cli.engine.tree import ROOT, Candidates, cut
+from eagle3_cli.settings import TreeShape
+
+FIXED = [TreeShape(d, 1, d) for d in (1, 2, 3, 4)] + [TreeShape(4, 4, 8), TreeShape(5, 6, 16), TreeShape(6, 6, 32)]
+CHEAP, DEAR = curve({1: 0.05, 10: 0.25}), curve({1: 0.1, 10: 0.5})
+WORLDS = {
+    "Q4_1, easy text": World(curve(CPU_PRIORS["Q4_1"]), CHEAP, (0.97, 0.8)),
+    "Q4_1, mixed text": World(curve(CPU_PRIORS["Q4_1"]), DEAR),
+    "Q4_0, mixed text": World(curve(CPU_PRIORS["Q4_0"]), CHEAP),
+    "Q8_0, hard text": World(curve(CPU_PRIORS["Q8_0"]), DEAR, (0.6, 0.2)),
+    "BF16, easy text": World(curve(CPU_PRIORS["BF16"]), CHEAP, (0.97, 0.8)),
+    "BF16, mixed text": World(curve(CPU_PRIORS["BF16"]), DEAR),
+    "flat": World(curve(GPU_PRIOR), curve({1: 0.05, 10: 0.055})),
+    "a cliff at six rows": World(lambda n: 0.01 * (1 + 0.1 * n if n < 6 else 3 + 0.1 * n), CHEAP),
+}
+
+
+def budget(prior=CPU_PRIOR) -> Budget:
+    return Budget(Machine(prior, CPU_DRAFTER_PRIOR))
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_it_loses_nothing_and_is_about_as_good_as_the_best_fixed_tree(name):
+    """From a prior that knows little of the machine, learning included."""
+    world = WORLDS[name]
+    plain = decode_fixed(world, None).rate
+    best = max(plain, *(decode_fixed(world, shape).rate for shape in FIXED))
+    auto = decode(world, budget(GPU_PRIOR if name == "flat" else CPU_PRIOR), rounds=900).rate
+    assert auto >= 0.96 * plain
+    assert auto >= 0.94 * best
+
+
+def test_a_prior_of_quite_another_machine_is_overcome():
+    best = max(decode_fixed(WORLDS["flat"], shape).rate for shape in FIXED)
+    assert decode(WORLDS["flat"], budget(CPU_PRIORS["Q4_1"]), rounds=2000).rate >= 0.85 * best
+
+
+def test_in_a_hopeless_world_the_drafter_is_hardly_asked():
+    world = World(curve(CPU_PRIORS["Q8_0"]), DEAR, (0.3, 0.1))
+    text = decode(world, budget(), rounds=1000)
+    assert text.drafts * 0.1 < 2 * LOSS * text.rounds + 2
+
+
+def test_it_comes_back_when_the_text_becomes_easy():
+    hopeless, easy = (World(curve(CPU_PRIORS["BF16"]), CHEAP, best) for best in ((0.2, 0.1), (0.97, 0.9)))
+    learning = budget()
+    asked = decode(hopeless, learning, rounds=400).drafts
+    assert asked < 100
+    assert decode(easy, learning, rounds=400).drafts > 300
+
+
+def test_a_cliff_is_not_stepped_over():
+    learning = budget()
+    decode(WORLDS["a cliff at six rows"], learning, rounds=400)
+    sizes = []
+    for seed in range(20):
+        made = learning.round(MOST)
+        made.pool.add(ROOT, [(i, math.log(0.3 - 0.02 * i)) for i in range(8)])
+        made.frontier(list(range(8)), 1)
+        sizes.append(made.size())
+        assert seed >= 0
+    assert max(sizes) <= 4
+
+
+@given(st.lists(st.floats(0.01, 0.99), max_size=24), st.floats(0, 2), st.integers(0, 32))
+def test_the_cut_is_the_best_of_all_cuts(probabilities, spent, room):
+    learning = budget(CPU_PRIORS["Q4_0"])
+    made = learning.round(TreeShape(6, 6, 32))
+    made.limit = TreeShape(6, 6, room)
+    made.pool.add(ROOT, [(i, math.log(p)) for i, p in enumerate(probabilities)])
+    made._value()
+    made.spent = spent
+    rate, nodes, tokens = made.best_rate()
+    values = sorted(made.pool.values, reverse=True)
+    costs, fixed = learning.machine.target.costs, spent + learning.machine.besides
+    rates = [(1 + sum(values[:n])) / (costs[n + 1] + fixed) for n in range(min(len(values), room) + 1)]
+    assert rate == pytest.approx(max(rates))
+    assert rates[nodes] == pytest.approx(rate)
+    assert tokens == pytest.approx(1 + sum(values[:nodes]))
+    assert len(cut(made.pool, nodes)) == nodes <= room
+
+
+def test_values_never_rise_along_a_path_wherever_a_node_comes_from():
+    learning = budget()
+    learning.machine.target.learn(1, 0.01)
+    made = learning.round(MOST, [Match(9, [1, 2, 3]), Match(2, [4, 5])])
+    made.pool.add(ROOT, [(1, -0.1), (7, -3.0)])
+    made.pool.add(0, [(2, -0.01), (8, -5.0)])
+    made._value()
+    pool = made.pool
+    assert all(pool.values[i] <= (1.0 if p == ROOT else pool.values[p]) for i, p in enumerate(pool.parents))
+    assert [bool(m) for m in pool.matched] == [True, True, True, True, True, False, False]
+
+
+def test_a_long_match_is_verified_without_asking_the_drafter():
+    learning = budget(CPU_PRIORS["BF16"])
+    decode(World(curve(CPU_PRIORS["BF16"]), CHEAP), learning, rounds=100)
+    for _ in range(40):  # matches of this length have been right
+        learning._calibration.learn(1, None, 12, True)
+    made = learning.round(MOST, [Match(12, [5] * 12)])
+    assert not made.asks
+    assert made.size() >= 6
+
+
+def test_without_a_drafter_it_is_never_asked():
+    learning = Budget(Machine(CPU_PRIOR, CPU_DRAFTER_PRIOR), can_draft=False)
+    for i in range(80):
+        made = learning.round(MOST, [Match(3, [1, 2])] if i % 2 else [])
+        assert not made.asks
+        learning.learn(made, [1], made.size(), 0.01, 0.0)
+    assert not learning.drafts
+
+
+def test_matches_that_are_never_right_are_no_longer_verified():
+    learning = Budget(Machine(CPU_PRIOR, CPU_DRAFTER_PRIOR), can_draft=False)
+    sizes = []
+    for _ in range(300):
+        made = learning.round(MOST, [Match(5, [1, 2, 3])])
+        sizes.append(made.size())
+        cost = 0.01 * learning.machine.target.costs[sizes[-1] + 1]
+        learning.learn(made, [9], sizes[-1], cost, 0.0)
+    assert sum(sizes[100:]) <= 3
+
+
+def test_a_round_without_room_is_plain():
+    made = budget().round(TreeShape(1, 1, 0), [Match(9, [1, 2])])
+    assert not made.asks
+    assert made.size() == 0
+
+
+def test_what_was_learned_survives_a_file():
+    learning = budget()
+    decode(WORLDS["BF16, mixed text"], learning, rounds=200)
+    other = Machine(CPU_PRIOR, CPU_DRAFTER_PRIOR)
+    other.restore(learning.machine.as_dict())
+    again = Budget(other)
+    assert again.gain == pytest.approx(learning.gain, rel=0.02)
+    assert again.drafts == learning.drafts
+    assert list(other.target.costs) == pytest.approx(list(learning.machine.target.costs))
+
+
+def test_candidates_merge_what_both_sources_propose():
+    pool = Candidates()
+    pool.add_match([1, 2], 4)
+    assert pool.add(ROOT, [(1, -0.5), (3, -1.0)]) == [0, 2]
+    assert (pool.drafted[0], pool.matched[0]) == (-0.5, 4)
+    assert (pool.drafted[1], pool.matched[2]) == (None, 0)
+    tree = cut(pool, 2)
+    assert list(tree.sources) == [3, 1]
