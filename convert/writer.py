@@ -19,6 +19,7 @@ from .tensors import Planned, blocks
 
 ALIGNMENT = 32  # bytes; GGUF's default
 Progress = Callable[[str, int, int], None]  # tensor name, bytes done, bytes in total
+Step = tuple[Planned, slice]  # a tensor and some of its rows
 
 
 class _Writer(GGUFWriter):
@@ -30,12 +31,24 @@ class _Writer(GGUFWriter):
         return bytes(super()._pack_val(val, vtype, add_vtype, sub_type))
 
 
-def write_gguf(path: Path, keys: tuple[Key | Field, ...], tensors: tuple[Planned, ...], progress: Progress) -> None:
+def encode_rows(step: Step) -> NDArray[np.uint8]:
+    tensor, rows = step
+    return encode(tensor.read(rows), tensor.dtype, tensor.kind, tensor.source)
+
+
+def write_gguf(
+    path: Path,
+    keys: tuple[Key | Field, ...],
+    tensors: tuple[Planned, ...],
+    progress: Progress,
+    architecture: str = "eagle3",
+    encoder: Callable[[Step], NDArray[np.uint8]] = encode_rows,
+) -> None:
     """Write a complete GGUF, encoded by all cores in blocks of rows.  `check_gguf` flushes it to the disk."""
-    _write_header(path, keys, tensors)
+    _write_header(path, keys, tensors, architecture)
     total, done = sum(t.nbytes for t in tensors), 0
     steps = [(tensor, rows) for tensor in tensors for rows in blocks(tensor)]
-    with path.open("ab") as file, contextlib.closing(in_order(_encode, steps)) as encoded:
+    with path.open("ab") as file, contextlib.closing(in_order(encoder, steps)) as encoded:
         _pad(file)
         for (tensor, rows), data in zip(steps, encoded, strict=True):
             file.write(data.data)
@@ -46,13 +59,8 @@ def write_gguf(path: Path, keys: tuple[Key | Field, ...], tensors: tuple[Planned
             progress(tensor.name, done, total)
 
 
-def _encode(step: tuple[Planned, slice]) -> NDArray[np.uint8]:
-    tensor, rows = step
-    return encode(tensor.read(rows), tensor.dtype, tensor.kind, tensor.source)
-
-
-def _write_header(path: Path, keys: tuple[Key | Field, ...], tensors: tuple[Planned, ...]) -> None:
-    writer = _Writer(path, "eagle3")  # adds general.architecture
+def _write_header(path: Path, keys: tuple[Key | Field, ...], tensors: tuple[Planned, ...], architecture: str) -> None:
+    writer = _Writer(path, architecture)  # adds general.architecture
     for key in keys:
         if isinstance(key, Field):
             writer.add_key_value(key.name, key, GGUFValueType.ARRAY)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..engine import Engine
 from ..settings import Limits, SamplingSettings, TreeShape
+from .prompts import Prompt
 from .run import Contenders, shape_name
 
 
@@ -19,11 +20,14 @@ from .run import Contenders, shape_name
 class Difference:
     """Where a greedy answer first differs from the plain one.
 
+    task       of the prompt
+    prompt     its number in the run, from 0
     position   index of the token in the answer
     gap        logit of plain's token minus logit of the other, as plain decoding computes them
     """
 
     shape: str
+    task: str
     prompt: int
     position: int
     plain: int
@@ -48,12 +52,14 @@ class CheckResult:
         return {**asdict(self), "match_rate": self.match_rate, "largest_gap": self.largest_gap}
 
 
-def check(contenders: Contenders, prompts: Sequence[str], shapes: Sequence[TreeShape], max_tokens: int) -> CheckResult:
+def check(
+    contenders: Contenders, prompts: Sequence[Prompt], shapes: Sequence[TreeShape], max_tokens: int
+) -> CheckResult:
     """Greedy answers of every shape against plain decoding, prompt by prompt."""
     engine, plain = contenders.engine, contenders.plain
     differences = []
-    for number, text in enumerate(prompts):
-        prompt = engine.render([{"role": "user", "content": text}])
+    for number, asked in enumerate(prompts):
+        prompt = engine.render([{"role": "user", "content": asked.text}])
         expected = _greedy(plain, prompt, max_tokens)
         for shape in shapes:
             engine.decoder.shape = shape
@@ -61,7 +67,8 @@ def check(contenders: Contenders, prompts: Sequence[str], shapes: Sequence[TreeS
             if got != expected:
                 at = next(i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b)
                 gap = plain.logit_gap([*prompt, *expected[:at]], expected[at], got[at])
-                differences.append(Difference(shape_name(shape), number, at, expected[at], got[at], gap))
+                where = (shape_name(shape), asked.task, number, at)
+                differences.append(Difference(*where, expected[at], got[at], gap))
     return CheckResult(len(prompts) * len(shapes), tuple(differences))
 
 

@@ -1,11 +1,14 @@
-"""The built-in prompts, written for this purpose; none shares its wording with any training set of ours."""
+"""The built-in prompts, written for this purpose, by task; none shares its wording with any training set of ours."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import FileError
+from ..settings import check_name
 
 PROMPTS: tuple[str, ...] = (
     "Explain to a ten-year-old why the sea is salty but rivers are not.",
@@ -19,14 +22,37 @@ PROMPTS: tuple[str, ...] = (
     " within a few decades, and most towers now stand empty or serve as museums.",
     "Write a short dialogue between a baker and a customer who wants bread without salt.",
 )
+MIXED, ALL = "mixed", "all"
+NAMES = ("chat", "code", "mathematics", "summarising", "rewriting")  # what ALL stands for
+FOLDER = Path(__file__).parent / "tasks"
 
 
-def load_prompts(path: Path | None) -> tuple[str, ...]:
-    """The built-in prompts, or those of a JSONL file with {"prompt": ...} lines.  FileError names a bad line."""
-    if path is None:
-        return PROMPTS
+@dataclass(frozen=True)
+class Prompt:
+    """One user turn.  task: what results are grouped by."""
+
+    task: str
+    text: str
+
+
+def load_prompts(path: Path | None, tasks: Sequence[str] = (MIXED,)) -> tuple[Prompt, ...]:
+    """The built-in prompts of these tasks, or those of a JSONL file with {"prompt": ..., "task": ...} lines.
+
+    The task of a line that names none is the file's stem.  A task that is asked for twice comes once.
+
+    OptionError for an unknown task; FileError names a bad line.
+    """
+    if path is not None:
+        return _read(path)
+    for task in tasks:
+        check_name("--task", task, (*TASKS, ALL))
+    names = dict.fromkeys(name for task in tasks for name in (NAMES if task == ALL else (task,)))
+    return tuple(Prompt(name, text) for name in names for text in TASKS[name])
+
+
+def _read(path: Path) -> tuple[Prompt, ...]:
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: cannot be read as UTF-8 text: {error}.") from error
     prompts = [_prompt(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -35,12 +61,26 @@ def load_prompts(path: Path | None) -> tuple[str, ...]:
     return tuple(prompts)
 
 
-def _prompt(path: Path, number: int, line: str) -> str:
+def _prompt(path: Path, number: int, line: str) -> Prompt:
     try:
         record = json.loads(line)
     except ValueError as error:
         raise FileError(f"{path}:{number}: expected a JSON object, got {line[:40]!r}.") from error
-    prompt = record.get("prompt") if isinstance(record, dict) else None
+    fields = record if isinstance(record, dict) else {}
+    if "messages" in fields:
+        raise FileError(
+            f'{path}:{number}: expected {{"prompt": "..."}}, got a conversation ("messages").',
+            "Every prompt is one user turn: give its text alone.",
+        )
+    prompt, task = fields.get("prompt"), fields.get("task", path.stem)
     if not isinstance(prompt, str) or not prompt:
         raise FileError(f'{path}:{number}: expected {{"prompt": "..."}}, got {line[:40]!r}.')
-    return prompt
+    if not isinstance(task, str) or not task:
+        raise FileError(f"{path}:{number}: task: expected a name, got {task!r}.")
+    return Prompt(task, prompt)
+
+
+TASKS: Mapping[str, tuple[str, ...]] = {
+    MIXED: PROMPTS,
+    **{name: tuple(prompt.text for prompt in _read(FOLDER / f"{name}.jsonl")) for name in NAMES},
+}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from .run import Sample
 
@@ -13,6 +13,7 @@ from .run import Sample
 class Row:
     """One contender at one temperature.
 
+    task                of the prompts; None: all prompts of the run
     tokens_per_second   median over repeats of (tokens / seconds over all prompts); low and high are the extremes
     speed_up            median over repeats of that rate / plain's rate in the same repeat
     acceptance_length   tau: emitted tokens per round, over all repeats; the first token of an answer has no round
@@ -27,12 +28,35 @@ class Row:
     speed_up: float
     acceptance_length: float
     other_share: float | None
+    task: str | None = None
 
 
 def rows(samples: Sequence[Sample]) -> list[Row]:
     """One row per temperature and contender, in the order of the run.  Needs a contender named "plain"."""
     keys = dict.fromkeys((s.temperature, s.contender) for s in samples)
     return [_row(samples, temperature, contender) for temperature, contender in keys]
+
+
+def by_task(samples: Sequence[Sample]) -> list[Row]:
+    """One row per temperature, task and contender, in the order of the run.  A task is left out at a temperature where
+    some contender has no rate in some repeat, because all of its answers there are one token or none."""
+    found = []
+    for temperature, task in dict.fromkeys((s.temperature, s.task) for s in samples):
+        mine = [s for s in samples if s.temperature == temperature and s.task == task]
+        contenders = dict.fromkeys(s.contender for s in mine)
+        rates = [rate for name in contenders for rate in _rates([s for s in mine if s.contender == name]).values()]
+        if min(rates) > 0:
+            found += [replace(_row(mine, temperature, contender), task=task) for contender in contenders]
+    return found
+
+
+def geometric_mean(table: Sequence[Row]) -> dict[float, dict[str, float]]:
+    """Temperature -> contender -> geometric mean of the speed-ups in its rows: one per task, as of `by_task`."""
+    means: dict[float, dict[str, float]] = {}
+    for temperature, contender in dict.fromkeys((row.temperature, row.contender) for row in table):
+        ratios = [row.speed_up for row in table if (row.temperature, row.contender) == (temperature, contender)]
+        means.setdefault(temperature, {})[contender] = statistics.geometric_mean(ratios)
+    return means
 
 
 def _row(samples: Sequence[Sample], temperature: float, contender: str) -> Row:
@@ -64,15 +88,23 @@ def _rate(samples: Sequence[Sample]) -> float:
 
 
 def as_markdown(table: Sequence[Row]) -> str:
-    lines = [
-        "| temperature | contender | tau | tokens/s (low-high) | against plain | outside llama.cpp |",
-        "|---|---|---|---|---|---|",
-    ]
+    """A table, with a column for the task where rows have one."""
+    tasks = any(row.task is not None for row in table)
+    columns = "temperature | contender | tau | tokens/s (low-high) | against plain | outside llama.cpp |"
+    lines = [f"|{' task |' * tasks} {columns}", f"|{'---|' * (6 + tasks)}"]
     for row in table:
         other = "" if row.other_share is None else f"{row.other_share:.1%}"
         speed = f"{row.tokens_per_second:.1f} ({row.low:.1f}-{row.high:.1f})"
         cells = [f"{row.temperature:g}", row.contender, f"{row.acceptance_length:.2f}", speed, f"{row.speed_up:.2f}x"]
-        lines.append(f"| {' | '.join([*cells, other])} |")
+        lines.append(f"| {' | '.join([*([row.task or ''] * tasks), *cells, other])} |")
+    return "\n".join(lines)
+
+
+def means_as_markdown(means: Mapping[float, Mapping[str, float]]) -> str:
+    """A table of what `geometric_mean` returns."""
+    lines = ["| temperature | contender | against plain, geometric mean over tasks |", "|---|---|---|"]
+    for temperature, ratios in means.items():
+        lines += [f"| {temperature:g} | {contender} | {ratio:.2f}x |" for contender, ratio in ratios.items()]
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..engine import Engine, load_engine
 from ..settings import Limits, PairSettings, RuntimeSettings, SamplingSettings, TreeShape
+from .prompts import Prompt
 from .server import Server, ServerSettings
 
 SHAPES: tuple[TreeShape, ...] = (TreeShape(3, 1, 3), TreeShape(4, 4, 8), TreeShape(5, 6, 16), TreeShape(8, 10, 60))
@@ -36,6 +37,8 @@ class BenchSettings:
 class Sample:
     """One answer of one contender.
 
+    task      of the prompt
+    prompt    its number in the run, from 0
     rounds    target passes after the first token
     seconds   decoding, the prompt not included
     other_s   seconds of it outside llama.cpp calls; None where it is not known
@@ -44,6 +47,7 @@ class Sample:
     contender: str
     temperature: float
     repeat: int
+    task: str
     prompt: int
     tokens: tuple[int, ...]
     rounds: int
@@ -60,7 +64,8 @@ def shape_name(shape: TreeShape) -> str:
 
 
 class Contenders:
-    """All contenders of a run, loaded.  `engine` renders the prompts; `plain` decodes without a drafter."""
+    """All contenders of a run, loaded.  `engine` renders the prompts and decodes with fixed trees, `auto` with those that
+    a budget chooses, `plain` without a drafter."""
 
     def __init__(self, settings: BenchSettings) -> None:
         self.settings = settings
@@ -78,7 +83,12 @@ class Contenders:
         pair = PairSettings(s.target, s.draft, depth=depth, width=width, nodes=nodes, feedback=s.feedback)
         self.engine = self._stack.enter_context(load_engine(pair, s.runtime))
         self.plain = self._stack.enter_context(load_engine(PairSettings(s.target, None, "plain"), s.runtime))
-        self.answers: dict[str, Answer] = {"plain": self._ours(self.plain, None)}
+        chosen = PairSettings(s.target, s.draft, feedback=s.feedback, lookup=True)
+        self.auto = self._stack.enter_context(load_engine(chosen, s.runtime))
+        self.answers: dict[str, Answer] = {
+            "plain": self._ours(self.plain, None),
+            "auto": self._ours(self.auto, None),
+        }
         for shape in s.shapes:
             self.answers[shape_name(shape)] = self._ours(self.engine, shape)
         for draft_max in (0, *s.draft_max) if s.against else ():
@@ -123,14 +133,14 @@ class Contenders:
 
 
 def run(
-    contenders: Contenders, prompts: Sequence[str], progress: Callable[[int, int], None] | None
+    contenders: Contenders, prompts: Sequence[Prompt], progress: Callable[[int, int], None] | None
 ) -> Iterator[Sample]:
     """Every sample of the run, contender after contender for each prompt; the first answers of all are a warm-up.
 
     progress gets (answers done, answers in all).
     """
     s = contenders.settings
-    rendered = [contenders.engine.render([{"role": "user", "content": prompt}]) for prompt in prompts]
+    rendered = [contenders.engine.render([{"role": "user", "content": prompt.text}]) for prompt in prompts]
     for answer in contenders.answers.values():
         answer(rendered[0], 0.0, 0)
     total = s.repeats * len(s.temperatures) * len(rendered) * len(contenders.answers)
@@ -140,7 +150,8 @@ def run(
             for number, prompt in enumerate(rendered):
                 for name, answer in contenders.answers.items():
                     seed = 1000 * repeat + number
-                    yield Sample(name, temperature, repeat, number, **answer(prompt, temperature, seed))
+                    fields = answer(prompt, temperature, seed)
+                    yield Sample(name, temperature, repeat, prompts[number].task, number, **fields)
                     done += 1
                     if progress:
                         progress(done, total)

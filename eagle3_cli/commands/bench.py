@@ -16,6 +16,7 @@ from .options import Command, feedback_option, option, pair_options, quiet_optio
 
 if TYPE_CHECKING:
     from ..bench.check import CheckResult
+    from ..bench.prompts import Prompt
     from ..bench.run import BenchSettings
 
 GAP_LIMIT = 1.0  # logits move by up to 0.9 where kernels of different batch widths round differently (Q4_1)
@@ -37,7 +38,21 @@ OPTIONS = "Options"
 @option(OPTIONS, "-n", "--max-tokens", type=int, default=96, show_default=True, variable=False, help="Per answer.")
 @option(OPTIONS, "--repeats", type=int, default=3, show_default=True, variable=False, help="Rounds of all prompts.")
 @option(
-    OPTIONS, "--prompts", metavar="JSONL", variable=False, help='Lines {"prompt": "..."} instead of the built-in ones.'
+    OPTIONS,
+    "--task",
+    "tasks",
+    multiple=True,
+    variable=False,
+    metavar="NAME",
+    help="Built-in prompts: mixed, the default; chat, code, mathematics, summarising, rewriting; all for these five."
+    " Repeatable.",
+)
+@option(
+    OPTIONS,
+    "--prompts",
+    metavar="JSONL",
+    variable=False,
+    help='Lines {"prompt": "..."} instead of the built-in ones, with a "task" to group them by if you like.',
 )
 @option(OPTIONS, "--against", metavar="PROGRAM", variable=False, help="llama-server to measure with the same files.")
 @option(OPTIONS, "--draft-max", multiple=True, type=int, variable=False, help="Its drafts per round. Default: 1, 2, 3.")
@@ -60,6 +75,7 @@ def bench(console: Console, **flags: Any) -> None:
       eagle3 bench
       eagle3 bench --shape 2,2,3 --shape 4,4,8 --temp 0
       eagle3 bench --target llama.gguf --draft llama-eagle3.gguf --against ./llama-server
+      eagle3 bench --task all
       eagle3 bench --check
       eagle3 bench --target llama.gguf --draft llama-eagle3.gguf --feedback pre
     """
@@ -67,7 +83,9 @@ def bench(console: Console, **flags: Any) -> None:
     from ..bench.run import Contenders
 
     console.quiet = flags["quiet"]
-    prompts = load_prompts(Path(flags["prompts"]) if flags["prompts"] else None)
+    if flags["prompts"] and flags["tasks"]:
+        raise OptionError("--task: names built-in prompts, which --prompts replaces.", "Leave one of them out.")
+    prompts = load_prompts(Path(flags["prompts"]) if flags["prompts"] else None, flags["tasks"] or ("mixed",))
     settings = _settings(flags)
     with Contenders(settings) as contenders:
         for note in contenders.engine.notes:
@@ -81,7 +99,7 @@ def bench(console: Console, **flags: Any) -> None:
 def _settings(flags: dict[str, Any]) -> BenchSettings:
     from ..bench.run import SHAPES, BenchSettings
 
-    pair = pair_settings({**flags, "draft_depth": None, "draft_width": None, "draft_tokens": None})
+    pair = pair_settings({**flags, "draft_depth": None, "draft_width": None, "draft_tokens": None, "no_lookup": False})
     if pair.draft is None:
         raise OptionError("--no-draft: leaves nothing to measure.", "Leave it out.")
     if flags["repeats"] < 1 or flags["max_tokens"] < 2:
@@ -108,19 +126,24 @@ def _shape(text: str) -> TreeShape:
     return TreeShape(depth, width, nodes)
 
 
-def _measure(console: Console, contenders: Any, prompts: tuple[str, ...], as_json: bool) -> None:
-    from ..bench.report import as_dicts, as_markdown, rows
+def _measure(console: Console, contenders: Any, prompts: tuple[Prompt, ...], as_json: bool) -> None:
+    from ..bench.report import as_dicts, as_markdown, by_task, geometric_mean, means_as_markdown, rows
     from ..bench.run import run
 
-    table = rows(list(run(contenders, prompts, lambda done, total: console.progress("answers", done / total))))
+    samples = list(run(contenders, prompts, lambda done, total: console.progress("answers", done / total)))
     console.clear_progress()
+    table, tasks = rows(samples), by_task(samples)
+    means = geometric_mean(tasks)
     if as_json:
-        console.document({"rows": as_dicts(table), "settings": contenders.engine.settings, "versions": versions()})
+        found = {"rows": as_dicts(table), "tasks": as_dicts(tasks), "geometric_mean": means}
+        console.document({**found, "settings": contenders.engine.settings, "versions": versions()})
+    elif len({prompt.task for prompt in prompts}) > 1:
+        console.text(f"{as_markdown(tasks)}\n\n{means_as_markdown(means)}\n")
     else:
         console.text(as_markdown(table) + "\n")
 
 
-def _check(console: Console, contenders: Any, prompts: tuple[str, ...], flags: dict[str, Any]) -> None:
+def _check(console: Console, contenders: Any, prompts: tuple[Prompt, ...], flags: dict[str, Any]) -> None:
     from ..bench.check import check
 
     s = contenders.settings
@@ -138,7 +161,8 @@ def _check(console: Console, contenders: Any, prompts: tuple[str, ...], flags: d
 
 def _describe(result: CheckResult) -> str:
     lines = [
-        f"prompt {d.prompt}, {d.shape}: token {d.position} is {d.drafted} instead of {d.plain}, logit gap {d.gap:.5f}"
+        f"{d.task}, prompt {d.prompt}, {d.shape}:"
+        f" token {d.position} is {d.drafted} instead of {d.plain}, logit gap {d.gap:.5f}"
         for d in result.differences
     ]
     same = result.answers - len(result.differences)

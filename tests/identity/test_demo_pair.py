@@ -9,7 +9,7 @@ import pytest
 from f32_copy import write_f32_copy
 
 from eagle3_cli.bench.check import check
-from eagle3_cli.bench.prompts import PROMPTS
+from eagle3_cli.bench.prompts import PROMPTS, Prompt, load_prompts
 from eagle3_cli.bench.run import BenchSettings, Contenders
 from eagle3_cli.demo import demo_drafter, demo_target
 from eagle3_cli.engine import load_engine
@@ -42,7 +42,7 @@ TOPICS = (
     "the rules of a card game",
     "an honest mistake",
 )
-FIFTY = tuple(f"{task} {topic}." for task, topic in itertools.product(TASKS, TOPICS))
+FIFTY = tuple(Prompt("fifty", f"{task} {topic}.") for task, topic in itertools.product(TASKS, TOPICS))
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +63,7 @@ def describe(result):
 
 def test_greedy_answers_of_the_quantised_pair_are_near_those_of_plain_decoding(target):
     with contenders(target, RuntimeSettings(ctx_size=512), SHAPES) as pair:
-        result = check(pair, PROMPTS[:2], SHAPES, max_tokens=32)
+        result = check(pair, load_prompts(None)[:2], SHAPES, max_tokens=32)
     assert result.largest_gap < QUANTISED_GAP, describe(result)
 
 

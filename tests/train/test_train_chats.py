@@ -125,10 +125,11 @@ def words(conversations):
 
 
 def test_held_out_prompts_share_no_beginning_and_few_words_with_the_others():
-    from eagle3_cli.bench.prompts import TASKS
+    from eagle3_cli.bench.prompts import PROMPTS, TASKS
 
-    others = [*prompts(), *([{"role": "user", "content": text}] for texts in TASKS.values() for text in texts)]
-    beginnings = {" ".join(c[0]["content"].split()[:3]).lower() for c in others}
+    others = [*prompts(), *([{"role": "user", "content": text}] for text in PROMPTS)]
+    texts = [*(c[0]["content"] for c in others), *(text for texts in TASKS.values() for text in texts)]
+    beginnings = {" ".join(text.split()[:3]).lower() for text in texts}
     assert not beginnings & {" ".join(c[0]["content"].split()[:3]).lower() for c in held_out_prompts()}
     for held_out in words(held_out_prompts()):
         for other in words(others):
