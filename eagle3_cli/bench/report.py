@@ -100,6 +100,23 @@ def as_markdown(table: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def in_words(means: Mapping[float, Mapping[str, float]]) -> str:
+    """Whether speculation pays, a line per temperature, from speed-ups by contender."""
+    lines = []
+    for temperature, ratios in means.items():
+        others = {name: ratio for name, ratio in ratios.items() if name not in ("plain", "auto")}
+        line = f"temperature {temperature:g}:"
+        if "auto" in ratios:
+            line += f" auto decodes {ratios['auto']:.2f} times as fast as plain decoding;"
+        if others:
+            best = max(others, key=lambda name: others[name])
+            line += f" the best fixed setting is {best} with {others[best]:.2f}"
+            if others[best] < 1.0:
+                line += ", so speculation loses at every fixed setting"
+        lines.append(line.rstrip(";") + ".")
+    return "\n".join(lines)
+
+
 def means_as_markdown(means: Mapping[float, Mapping[str, float]]) -> str:
     """A table of what `geometric_mean` returns."""
     lines = ["| temperature | contender | against plain, geometric mean over tasks |", "|---|---|---|"]

@@ -64,8 +64,8 @@ def shape_name(shape: TreeShape) -> str:
 
 
 class Contenders:
-    """All contenders of a run, loaded.  `engine` renders the prompts and decodes with fixed trees, `auto` with those that
-    a budget chooses, `plain` without a drafter."""
+    """All contenders of a run, loaded.  `engine` renders the prompts and decodes with fixed trees, `auto` with those
+    that a budget chooses, `plain` without a drafter."""
 
     def __init__(self, settings: BenchSettings) -> None:
         self.settings = settings

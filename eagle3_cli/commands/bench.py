@@ -127,7 +127,7 @@ def _shape(text: str) -> TreeShape:
 
 
 def _measure(console: Console, contenders: Any, prompts: tuple[Prompt, ...], as_json: bool) -> None:
-    from ..bench.report import as_dicts, as_markdown, by_task, geometric_mean, means_as_markdown, rows
+    from ..bench.report import as_dicts, as_markdown, by_task, geometric_mean, in_words, means_as_markdown, rows
     from ..bench.run import run
 
     samples = list(run(contenders, prompts, lambda done, total: console.progress("answers", done / total)))
@@ -138,9 +138,9 @@ def _measure(console: Console, contenders: Any, prompts: tuple[Prompt, ...], as_
         found = {"rows": as_dicts(table), "tasks": as_dicts(tasks), "geometric_mean": means}
         console.document({**found, "settings": contenders.engine.settings, "versions": versions()})
     elif len({prompt.task for prompt in prompts}) > 1:
-        console.text(f"{as_markdown(tasks)}\n\n{means_as_markdown(means)}\n")
+        console.text(f"{as_markdown(tasks)}\n\n{means_as_markdown(means)}\n\n{in_words(means)}\n")
     else:
-        console.text(as_markdown(table) + "\n")
+        console.text(f"{as_markdown(table)}\n\n{in_words(geometric_mean(table))}\n")
 
 
 def _check(console: Console, contenders: Any, prompts: tuple[Prompt, ...], flags: dict[str, Any]) -> None:

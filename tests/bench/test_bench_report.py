@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eagle3_cli.bench.report import as_dicts, as_markdown, by_task, geometric_mean, means_as_markdown, rows
+from eagle3_cli.bench.report import as_dicts, as_markdown, by_task, geometric_mean, in_words, means_as_markdown, rows
 from eagle3_cli.bench.run import Sample
 
 
@@ -70,3 +70,15 @@ def test_a_table_names_tasks_only_where_rows_have_them():
     assert tasks[3].startswith("| code | 0 | chain 3 | 2.00 | 40.0 (40.0-40.0) | 4.00x |")
     assert {line.count("|") for line in plain} == {7}
     assert {line.count("|") for line in tasks} == {8}
+
+
+@pytest.mark.parametrize(("ratios", "said"), [
+    ({"plain": 1.0, "auto": 1.0, "chain 3": 0.6, "tree 8": 0.7},
+     "temperature 0: auto decodes 1.00 times as fast as plain decoding; the best fixed setting is tree 8 with 0.70, so"
+     " speculation loses at every fixed setting."),
+    ({"plain": 1.0, "auto": 1.5, "chain 3": 1.4},
+     "temperature 0: auto decodes 1.50 times as fast as plain decoding; the best fixed setting is chain 3 with 1.40."),
+    ({"plain": 1.0, "auto": 1.5}, "temperature 0: auto decodes 1.50 times as fast as plain decoding."),
+])  # fmt: skip
+def test_it_says_in_words_when_speculation_loses(ratios, said):
+    assert in_words({0.0: ratios}) == said

@@ -55,7 +55,8 @@ def test_several_tasks_are_grouped_and_have_a_mean(bench):
     assert len(Contenders.rendered) == 20
     lines = result.out.splitlines()
     assert [line.split(" | ")[0] for line in lines[2:6]] == ["| chat", "| chat", "| code", "| code"]
-    assert lines[-1] == "| 0 | chain 3 | 2.00x |"
+    assert lines[-3] == "| 0 | chain 3 | 2.00x |"
+    assert lines[-1].startswith("temperature 0: the best fixed setting is chain 3 with 2.00")
 
 
 def test_all_is_fifty_prompts(bench):

@@ -98,3 +98,13 @@ def test_absent_drafter_is_a_clear_error(monkeypatch):
     monkeypatch.setattr(pair_files, "DRAFTER", Path("/no/such.gguf"))
     with pytest.raises(FileError, match="the demo drafter is missing"):
         pair_files.demo_drafter()
+
+
+@pytest.mark.parametrize(("flags", "shape"), [((), (2, 2, 3)), (("--draft-tokens", "auto"), (None, None, None))])
+def test_demo_shows_a_small_tree_unless_told_otherwise(eagle3, flags, shape):
+    eagle3.script = [["Blue"], ["Blue"]]
+    assert eagle3("demo", "Why?", *flags).code == 0
+    drafted, plain = (engine.pair for engine in eagle3.engines)
+    assert (drafted.depth, drafted.width, drafted.nodes) == shape
+    assert not plain.lookup
+    assert not plain.drafts

@@ -47,7 +47,8 @@ def answer(tiny_target: tiny.TinyModel, capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
 
     def ask(drafter: Path | None, *flags: str) -> dict[str, Any]:
-        pair = ["--target", str(tiny_target.path), *(["--draft", str(drafter)] if drafter else ["--no-draft"])]
+        drafting = ["--draft", str(drafter), "--draft-tokens", "8"] if drafter else ["--no-draft"]
+        pair = ["--target", str(tiny_target.path), *drafting]
         args = ["generate", "the inner thing and then the other", *pair, *RUN, *flags]
         assert run(args) == 0
         found = json.loads(capsys.readouterr().out)
