@@ -20,7 +20,7 @@ from ..settings import Limits, SamplingSettings, TreeShape
 from .budget import Budget, Round
 from .calibration import temperature_class
 from .drafter import Drafter
-from .lookup import Lookup
+from .lookup import Lookup, Match
 from .sampler import Sampler
 from .stream import TextStream
 from .target import Features, Target
@@ -190,7 +190,7 @@ class _Answer:
         self.policy = policy = self._policy(root, max(depth, 0), max(nodes, 0))
         if policy is None:
             return NO_TREE
-        if decoder.drafter is not None and (not isinstance(policy, Round) or policy.asks):
+        if decoder.drafter is not None and policy.asks:
             self.stats.draft_rounds += 1
             return decoder.drafter.draft(root, policy)
         return cut(policy.pool, policy.size())
@@ -199,9 +199,9 @@ class _Answer:
         """How this round's tree grows; None: there is none."""
         decoder, shape = self.decoder, self.decoder.shape
         shape = TreeShape(max(1, min(depth, shape.depth)), shape.width, min(nodes, shape.nodes) if depth else 0)
-        matches = (
-            decoder.lookup.find(root, min(depth, shape.nodes)) if decoder.lookup is not None and shape.nodes else []
-        )
+        matches: Sequence[Match] = ()
+        if decoder.lookup is not None:
+            matches = decoder.lookup.find(root, min(depth, shape.nodes))
         if decoder.budget is not None:
             return decoder.budget.round(shape, matches)
         if shape.nodes < 1 or (decoder.drafter is None and not matches):

@@ -86,10 +86,12 @@ class Policy(Protocol):
 
     limit   most levels, rows of a level and nodes
     pool    the candidates; n-gram matches are in it before the drafter is asked
+    asks    whether the drafter is to be asked
     """
 
     limit: TreeShape
     pool: Candidates
+    asks: bool
 
     def frontier(self, level: Sequence[int], depth: int) -> Sequence[int]:
         """Which of the newest level's nodes are expanded next, ascending; none: the tree is grown.
@@ -110,7 +112,7 @@ class FixedShape:
     never a parent of a kept one.  The result is the same as without that rule, with fewer drafter rows."""
 
     def __init__(self, shape: TreeShape) -> None:
-        self.limit, self.pool = shape, Candidates()
+        self.limit, self.pool, self.asks = shape, Candidates(), True
 
     def frontier(self, level: Sequence[int], depth: int) -> Sequence[int]:
         if depth >= self.limit.depth:
