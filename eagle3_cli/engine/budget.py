@@ -27,8 +27,9 @@ from .tree import ROOT, Candidates
 
 RECENT = 0.05  # share of a new round in what drafting is worth ...
 RECENT_PAUSED = 0.2  # ... of one that was drafted after a pause
+MARGIN = 1.05  # speculation has to promise so much more than plain decoding: the best of many estimates is a lucky one
 LOSS = 0.01  # of plain decoding's time that asking the drafter in vain may cost
-LONGEST_PAUSE = 64  # plain tokens between two drafted rounds
+LONGEST_PAUSE = 128  # plain tokens between two drafted rounds
 HOPE_EVERY = (
     24  # rounds after which one is chosen as if widths that were never measured were cheap; each time twice that
 )
@@ -44,12 +45,14 @@ USUAL_ROWS = 16  # of a pass of the drafter; more come after a prompt or a pause
 class Worth:
     """Whether drafting pays, from the rounds that were drafted.
 
-    tokens, cost   of recent ones, on average
+    tokens, cost   of recent ones, on average, with a drafter that has not fallen behind
+    lost           by one of them, against plain decoding, what it had to catch up with included
     plain          tokens since the drafter was asked
     """
 
     tokens: float = 0.0
     cost: float = 0.0
+    lost: float = 0.0
     plain: int = 0
 
     def gain(self, plain_cost: float) -> float | None:
@@ -59,11 +62,12 @@ class Worth:
     def pause(self, plain_cost: float) -> int:
         """Plain tokens between two drafted rounds: as many as keep the loss of asking in vain within `LOSS`."""
         gain = self.gain(plain_cost)
-        return 0 if gain is None or gain >= 1.0 else min(math.ceil((1.0 - gain) / LOSS), LONGEST_PAUSE)
+        return 0 if gain is None or gain >= MARGIN else min(math.ceil(self.lost / LOSS), LONGEST_PAUSE)
 
-    def learn(self, tokens: float, cost: float) -> None:
-        """A drafted round that was worth so many tokens, at such a cost."""
+    def learn(self, tokens: float, cost: float, lost: float) -> None:
+        """A drafted round that was worth so many tokens, at such a cost, and lost so much."""
         share = 1.0 if not self.cost else RECENT_PAUSED if self.plain > 1 else RECENT
+        self.lost += max(share, RECENT_PAUSED) * (lost - self.lost)
         self.tokens += share * (tokens - self.tokens)
         self.cost += share * (cost - self.cost)
         self.plain = 0
@@ -73,13 +77,13 @@ class Worth:
         return self.plain >= self.pause(plain_cost)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"tokens": self.tokens, "cost": self.cost}
+        return {"tokens": self.tokens, "cost": self.cost, "lost": self.lost}
 
     def restore(self, kept: Any) -> None:
-        tokens, cost = float(kept["tokens"]), float(kept["cost"])
-        if not (0 <= tokens < 1000 and 0 <= cost < 1000):
+        tokens, cost, lost = (float(kept[name]) for name in ("tokens", "cost", "lost"))
+        if not (0 <= tokens < 1000 and 0 <= cost < 1000 and abs(lost) < 1000):
             raise ValueError("worth out of range")
-        self.tokens, self.cost = tokens, cost
+        self.tokens, self.cost, self.lost = tokens, cost, lost
 
 
 class Machine:
@@ -87,6 +91,8 @@ class Machine:
 
     target, drafter   costs of their batches
     besides           what a round costs outside both models, in passes of the target over one row
+    switch            what a plain round costs more after a tree, for llama.cpp builds another graph and the caches of
+                      the processor hold other data, in the same unit
     """
 
     def __init__(self, target: Points, drafter: Points) -> None:
@@ -97,6 +103,7 @@ class Machine:
     def forget(self) -> None:
         self.target, self.drafter = map(Curve, self._priors)
         self.besides = 0.02
+        self.switch = 0.0
         self._calibrations: dict[str, Calibration] = {}
         self._worths: dict[str, Worth] = {}
 
@@ -112,6 +119,7 @@ class Machine:
             "target": self.target.as_dict(),
             "drafter": self.drafter.as_dict(),
             "besides": self.besides,
+            "switch": self.switch,
             "calibrations": {name: c.as_dict() for name, c in self._calibrations.items()},
             "worths": {name: w.as_dict() for name, w in self._worths.items()},
         }
@@ -120,10 +128,10 @@ class Machine:
         """What `as_dict` gave.  KeyError, TypeError, ValueError or AttributeError for anything else."""
         self.target.restore(kept["target"])
         self.drafter.restore(kept["drafter"])
-        besides = float(kept["besides"])
-        if not 0 <= besides < 10:
-            raise ValueError("besides out of range")
-        self.besides = besides
+        besides, switch = float(kept["besides"]), float(kept["switch"])
+        if not (0 <= besides < 10 and 0 <= switch < 10):
+            raise ValueError("costs out of range")
+        self.besides, self.switch = besides, switch
         for name, value in kept["calibrations"].items():
             self.calibration(name).restore(value)
         for name, value in kept["worths"].items():
@@ -139,7 +147,9 @@ class Budget:
     def __init__(self, machine: Machine, can_draft: bool = True, temperature_class: str = "0") -> None:
         self.machine, self.can_draft = machine, can_draft
         self.kept = [0.7, 0.12, 0.04]  # of a node's value in its best child's, the next one's, ...
-        self._since_plain = self._since_hope = 0
+        self._since_plain = self._since_hope = 0  # rounds since one was plain after a plain one; since a hopeful one
+        self._after_plain = True
+        self._plain_share = 1.0  # of recent rounds
         self._hope_every = HOPE_EVERY
         self.begin(temperature_class)
 
@@ -152,7 +162,23 @@ class Budget:
     # ---- costs, in passes of the target over one row
 
     def verify_cost(self, nodes: int) -> float:
-        return self.machine.target.costs[nodes + 1] + self.machine.besides
+        return self.machine.target.costs[nodes + 1] + self.machine.besides + (self.tree_cost if nodes else 0.0)
+
+    @property
+    def tree_cost(self) -> float:
+        """What any tree costs in the round after it, which is plain as often as rounds have been."""
+        return self.machine.switch * self._plain_share
+
+    def _learn_cost(self, nodes: int, seconds: float) -> None:
+        target, plain = self.machine.target, nodes == 0
+        if plain and not self._after_plain and target.level is not None:
+            excess = min(max(seconds / target.seconds - 1.0, 0.0), 1.0)
+            self.machine.switch += 0.1 * (excess - self.machine.switch)
+        else:
+            target.learn(nodes + 1, seconds)
+        self._since_plain = 0 if plain and self._after_plain else self._since_plain + 1
+        self._plain_share += 0.05 * (plain - self._plain_share)
+        self._after_plain = plain
 
     def draft_cost(self, rows: int) -> float:
         """Of one pass of the drafter."""
@@ -188,7 +214,7 @@ class Budget:
     def drafts(self) -> bool:
         """Whether a draft is to be expected in the next rounds."""
         gain = self.gain
-        return self.can_draft and (gain is None or gain >= 1.0)
+        return self.can_draft and (gain is None or gain >= MARGIN)
 
     def evaluate(self, pool: Candidates) -> list[float]:
         """Of each candidate the estimated probability that it is accepted given that the walk stands at its parent."""
@@ -196,7 +222,7 @@ class Budget:
         rates = []
         for depth, logp, length in zip(pool.depths, pool.drafted, pool.matched, strict=True):
             if logp is None:
-                rates.append(calibration.looked_up(length))
+                rates.append(calibration.looked_up(depth, length))
             elif length:
                 rates.append(calibration.both(logp))
             else:
@@ -216,7 +242,7 @@ class Budget:
         seconds  of the pass of the target; besides: of the rest, outside both models and the samplers
         """
         target = self.machine.target
-        target.learn(nodes + 1, seconds)
+        self._learn_cost(nodes, seconds)
         if target.level is not None:
             self.machine.besides += 0.05 * (min(besides / target.seconds, 2.0) - self.machine.besides)
         pool, node = made.pool, ROOT
@@ -231,13 +257,14 @@ class Budget:
             if found is None:
                 break
             node = found
-        self._since_plain = self._since_plain + 1 if nodes else 0
         hoped = self.hopes
         self._since_hope += 1
         if hoped:
             self._since_hope, self._hope_every = 0, 2 * self._hope_every
         elif made.asks:
-            self._worth.learn(made.expected, made.spent + self.verify_cost(nodes))
+            cost = self.verify_cost(nodes)
+            lost = made.measured + cost - made.expected * self.verify_cost(0)
+            self._worth.learn(made.expected, made.spent + cost, max(lost, LOSS))
         else:
             self._worth.plain += len(tokens)
 
@@ -263,14 +290,15 @@ class Round:
     """The policy of one round's tree (see tree.py, `Policy`).
 
     asks      whether the drafter is to be asked
-    spent     cost of the drafter's passes so far
+    spent     cost of the drafter's passes so far, as it usually is
+    measured  the same, as it was
     expected  tokens that the chosen tree is expected to emit
     """
 
     def __init__(self, budget: Budget, pool: Candidates, limit: TreeShape) -> None:
         self._budget, self.pool, self.limit = budget, pool, limit
         self.asks = False
-        self.spent = 0.0
+        self.spent = self.measured = 0.0
         self.expected = 1.0
         target = budget.machine.target
         self._costs = target.hoped if budget.hopes else target.costs
@@ -293,7 +321,8 @@ class Round:
 
     def _best(self, ranked: Sequence[float], spent: float) -> tuple[float, int, float]:
         costs, fixed = self._costs, spent + self._budget.machine.besides
-        best, size, most, tokens = 1.0 / (costs[1] + fixed), 0, 1.0, 1.0
+        best, size, most, tokens = MARGIN / (costs[1] + fixed), 0, 1.0, 1.0
+        fixed += self._budget.tree_cost
         for n, value in enumerate(ranked[: self.limit.nodes], start=1):
             tokens += value
             rate = tokens / (costs[n + 1] + fixed)
@@ -308,6 +337,7 @@ class Round:
         self.spent += budget.draft_cost(rows if rows <= USUAL_ROWS else 1)
         if rows <= USUAL_ROWS:
             budget.machine.drafter.learn(rows, seconds)
+        self.measured += seconds / budget.machine.target.seconds if budget.machine.target.seconds else 0.0
 
     def frontier(self, level: Sequence[int], depth: int) -> Sequence[int]:
         self._value()

@@ -15,7 +15,8 @@ from typing import Any
 DEPTHS = 3  # classes of depth: 1, 2, 3 and deeper
 LOWEST, MIDDLES = -5.0, 11  # logit at the middle of the first bin; one bin per unit
 LENGTHS = (2, 3, 4, 6, 9)  # shortest n-gram matches of the classes
-PRIOR_OF_LENGTH = (0.3, 0.4, 0.55, 0.7, 0.85)
+FIRST_BY_LENGTH = (0.2, 0.3, 0.45, 0.6, 0.8)  # priors of a match's first token ...
+NEXT_BY_LENGTH = (0.6, 0.65, 0.7, 0.8, 0.9)  # ... and of those after it: once a copy has begun, it mostly goes on
 STRENGTH = 6.0  # observations that a bin's prior is worth
 MEMORY = 200.0  # observations that a bin remembers
 ALMOST = 1e-6  # probabilities stay so far from 0 and 1
@@ -58,7 +59,7 @@ class Calibration:
         # a drafter is a little too sure of itself; what an n-gram match confirms is missed half as often
         self._drafted = [Bins([0.9 * p for p in middles]) for _ in range(DEPTHS)]
         self._both = Bins([1 - 0.5 * (1 - 0.9 * p) for p in middles])
-        self._looked_up = Bins(PRIOR_OF_LENGTH)
+        self._looked_up = [Bins(FIRST_BY_LENGTH), Bins(NEXT_BY_LENGTH)]
 
     def drafted(self, depth: int, logp: float) -> float:
         """Of a child at this depth whose log probability, given the path, is logp."""
@@ -68,15 +69,15 @@ class Calibration:
         """Of a child that an n-gram match proposes, too."""
         return _between(self._both.rates, logp)
 
-    def looked_up(self, length: int) -> float:
-        """Of a child that only an n-gram match of this length proposes."""
-        return self._looked_up.rates[_class_of(length)]
+    def looked_up(self, depth: int, length: int) -> float:
+        """Of a child at this depth that only an n-gram match of this length proposes."""
+        return self._looked_up[depth > 1].rates[_class_of(length)]
 
     def learn(self, depth: int, logp: float | None, length: int, hit: bool) -> None:
         """Whether a candidate was the token that came.  logp: None where the drafter did not propose it; length: 0
         where no n-gram match did."""
         if logp is None:
-            self._looked_up.learn(_class_of(length), hit)
+            self._looked_up[depth > 1].learn(_class_of(length), hit)
             return
         bins = self._both if length else self._drafted[min(depth, DEPTHS) - 1]
         low, share = _place(logp)
@@ -84,17 +85,15 @@ class Calibration:
         bins.learn(low + 1, hit, share)
 
     def as_dict(self) -> dict[str, Any]:
-        drafted = [bins.as_list() for bins in self._drafted]
-        return {"drafted": drafted, "both": self._both.as_list(), "looked_up": self._looked_up.as_list()}
+        drafted, looked_up = ([bins.as_list() for bins in part] for part in (self._drafted, self._looked_up))
+        return {"drafted": drafted, "both": self._both.as_list(), "looked_up": looked_up}
 
     def restore(self, kept: Any) -> None:
         """What `as_dict` gave.  KeyError, TypeError or ValueError for anything else."""
-        if len(kept["drafted"]) != DEPTHS:
-            raise ValueError(f"expected {DEPTHS} classes of depth, got {len(kept['drafted'])}")
-        for bins, values in zip(self._drafted, kept["drafted"], strict=True):
-            bins.restore(values)
+        for part, values in ((self._drafted, kept["drafted"]), (self._looked_up, kept["looked_up"])):
+            for bins, value in zip(part, values, strict=True):
+                bins.restore(value)
         self._both.restore(kept["both"])
-        self._looked_up.restore(kept["looked_up"])
 
 
 def _probability(logit: float) -> float:

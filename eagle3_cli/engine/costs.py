@@ -19,6 +19,7 @@ OUTLIER = math.log(3.0)  # an observation further off is another program's doing
 PATIENCE = 4  # outliers in a row that are believed
 UNSEEN = 0.75  # of what is foreseen, a width that was never measured is hoped to cost
 REACH = 0.3  # natural log of the ratio of two widths that learn from each other
+RENEWED = 4  # observations of a well-known width after which the curve is computed anew
 TRUSTED = 10.0  # observations of a width that count, at most
 
 Points = Mapping[int, float]
@@ -98,18 +99,19 @@ class Curve:
                 self.level += off
             return
         self._outliers = 0
+        self._seen[rows] = (correction, count + 1)
         if rows == 1:
             self.level += FAST * off
-        else:
-            self.level += FAST / 2 * off
-            correction += max(1 / (count + 1), SLOW) * off
-        self._seen[rows] = (correction, count + 1)
-        self._costs = None
+            return
+        self.level += FAST / 2 * off
+        self._seen[rows] = (correction + max(1 / (count + 1), SLOW) * off, count + 1)
+        if count < TRUSTED or count % RENEWED == 0:
+            self._costs = None
 
     def _corrections(self) -> Any:
         """[WIDEST] what is added to the logs of the prior: smooth through what was seen, and at a width that was seen
         often its own."""
-        seen = {1: (0.0, TRUSTED), **self._seen}
+        seen = {**self._seen, 1: (0.0, TRUSTED)}
         own = np.array(list(seen)) - 1
         found = np.array([correction for correction, _ in seen.values()])
         counts = np.array([min(count, TRUSTED) for _, count in seen.values()])

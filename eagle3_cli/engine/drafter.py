@@ -30,7 +30,7 @@ from .tree import ROOT, Candidates, Children, Policy, grow
 from .types import DraftTree
 
 _FEW = 16  # unpaired positions that wait for the next draft, which computes logits for all of them
-_KEPT = 64  # positions whose features wait while no draft is expected
+_KEPT = 16  # positions whose features wait while no draft is expected
 _WINDOWED = 1  # the sequence of the root's row where the tree reaches behind the window
 
 
@@ -80,7 +80,7 @@ class Eagle3Drafter:
     def extend(self, tokens: Sequence[int], features: Features, soon: bool = True) -> None:
         """Fuse the features (encoder); pair all but the newest of a prompt, leave a few to the next draft's batch.
 
-        While no draft is expected, features only wait, the newest few dozen of them: going through all would cost plain
+        While no draft is expected, features only wait, the newest few of them: going through all would cost plain
         decoding a share of its time for as long as it is plain.  The next draft then remembers only what has waited.
         """
         if soon:

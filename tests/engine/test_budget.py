@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import MOST, World, curve, decode, decode_fixed
 
-from eagle3_cli.engine.budget import LOSS, Budget, Machine
+from eagle3_cli.engine.budget import LOSS, MARGIN, Budget, Machine
 from eagle3_cli.engine.costs import CPU_DRAFTER_PRIOR, CPU_PRIOR, CPU_PRIORS, GPU_PRIOR
 from eagle3_cli.engine.lookup import Match
 from eagle3_cli.engine.tree import ROOT, Candidates, cut
@@ -88,6 +88,7 @@ def test_the_cut_is_the_best_of_all_cuts(probabilities, spent, room):
     values = sorted(made.pool.values, reverse=True)
     costs, fixed = learning.machine.target.costs, spent + learning.machine.besides
     rates = [(1 + sum(values[:n])) / (costs[n + 1] + fixed) for n in range(min(len(values), room) + 1)]
+    rates[0] *= MARGIN  # a tree has to promise more than plain decoding by so much
     assert rate == pytest.approx(max(rates))
     assert rates[nodes] == pytest.approx(rate)
     assert tokens == pytest.approx(1 + sum(values[:nodes]))
@@ -150,7 +151,7 @@ def test_what_was_learned_survives_a_file():
     again = Budget(other)
     assert again.gain == pytest.approx(learning.gain, rel=0.02)
     assert again.drafts == learning.drafts
-    assert list(other.target.costs) == pytest.approx(list(learning.machine.target.costs))
+    assert list(other.target.costs) == pytest.approx(list(learning.machine.target.costs), rel=0.02)
 
 
 def test_candidates_merge_what_both_sources_propose():

@@ -100,12 +100,13 @@ def test_rates_follow_what_happens():
 
 def test_longer_matches_are_trusted_more_until_they_fail():
     calibration = Calibration()
-    rates = [calibration.looked_up(n) for n in (2, 3, 4, 6, 9, 16)]
+    rates = [calibration.looked_up(1, n) for n in (2, 3, 4, 6, 9, 16)]
     assert rates == sorted(rates)
     for _ in range(100):
-        calibration.learn(3, None, 16, False)
-    assert calibration.looked_up(9) < 0.1
-    assert calibration.looked_up(6) == rates[3]
+        calibration.learn(1, None, 16, False)
+    assert calibration.looked_up(1, 9) < 0.1
+    assert calibration.looked_up(1, 6) == rates[3]
+    assert calibration.looked_up(2, 9) > 0.8  # given that the first token was right
 
 
 @pytest.mark.parametrize("logp", [0.0, -1e-12, -700.0, float("-inf")])
@@ -142,7 +143,7 @@ def full():
         made.target.learn(4, 0.02)
         made.drafter.learn(2, 0.001)
     made.calibration("0").learn(1, -0.3, 0, True)
-    made.worth("0").learn(1.5, 2.0)
+    made.worth("0").learn(1.5, 2.0, 0.3)
     return made
 
 
