@@ -2,7 +2,8 @@
 
 A node's value is the estimated probability that the walk reaches and accepts it.  A round that verifies n nodes emits
 1 + the sum of their values, and costs the drafter's passes so far, one pass of the target over n + 1 rows, and what a
-round costs besides.  All costs are in passes of the target over one row, so plain decoding has rate 1 / (1 + besides).
+round costs besides.  All costs are in passes of the target over one row, so plain decoding has rate 1 / (1 + besides),
+and a tree has to promise `MARGIN` times that.
 
     cut     n maximises the rate over the candidates, best first
     grow    another level is drafted if the nodes that it can be expected to add raise the best rate
@@ -30,9 +31,7 @@ RECENT_PAUSED = 0.2  # ... of one that was drafted after a pause
 MARGIN = 1.05  # speculation has to promise so much more than plain decoding: the best of many estimates is a lucky one
 LOSS = 0.01  # of plain decoding's time that asking the drafter in vain may cost
 LONGEST_PAUSE = 128  # plain tokens between two drafted rounds
-HOPE_EVERY = (
-    24  # rounds after which one is chosen as if widths that were never measured were cheap; each time twice that
-)
+HOPE_EVERY = 24  # rounds until one is chosen as if unmeasured widths were cheap; doubles each time
 PLAIN_EVERY = 64  # drafted rounds after which one is plain, so that the cost of one row stays known
 WIDTHS = (1, 2, 3, 4, 6, 8, 10)  # rows of a level that are weighed against each other
 GIVE_UP = 2  # of them that may be no better than the best before
@@ -155,7 +154,6 @@ class Budget:
 
     def begin(self, temperature_class: str) -> None:
         """Another answer."""
-        self.temperature_class = temperature_class
         self._calibration = self.machine.calibration(temperature_class)
         self._worth = self.machine.worth(temperature_class)
 
