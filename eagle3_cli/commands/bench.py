@@ -101,7 +101,8 @@ def _settings(flags: dict[str, Any]) -> BenchSettings:
 
     pair = pair_settings({**flags, "draft_depth": None, "draft_width": None, "draft_tokens": None, "no_lookup": False})
     if pair.draft is None:
-        raise OptionError("--no-draft: leaves nothing to measure.", "Leave it out.")
+        given = "--no-draft" if flags["no_draft"] else "--draft lookup"
+        raise OptionError(f"{given}: leaves no drafter to measure.", "Give --draft a GGUF, or leave it out.")
     if flags["repeats"] < 1 or flags["max_tokens"] < 2:
         raise OptionError("--repeats, --max-tokens: expected at least 1 and 2.")
     return BenchSettings(

@@ -94,3 +94,10 @@ def test_what_cannot_be_asked_is_refused(bench, tmp_path):
     both = bench("--task", "code", "--prompts", str(tmp_path / "own.jsonl"))
     assert both.code == 2
     assert "--task: names built-in prompts, which --prompts replaces." in both.err
+
+
+@pytest.mark.parametrize("flags", [("--no-draft",), ("--draft", "lookup")])
+def test_without_a_drafter_there_is_nothing_to_measure(bench, flags):
+    result = bench(*flags)
+    assert (result.code, result.out) == (2, "")
+    assert f"{' '.join(flags)}: leaves no drafter to measure" in result.err
