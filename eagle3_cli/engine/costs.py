@@ -48,13 +48,13 @@ class Curve:
     level   natural log of the seconds of one row; None before the first observation
     """
 
-    def __init__(self, prior: Points, level: float | None = None) -> None:
+    def __init__(self, prior: Points) -> None:
         self._prior = np.interp(_ROWS, np.log(list(prior)), np.log(list(prior.values())))
         last, before = sorted(prior)[-1], sorted(prior)[-2]
         slope = math.log(prior[last] / prior[before]) / math.log(last / before)
         beyond = math.log(last) < _ROWS
         self._prior[beyond] = math.log(prior[last]) + slope * (_ROWS[beyond] - math.log(last))
-        self.level = level
+        self.level: float | None = None
         self._seen: dict[int, tuple[float, float]] = {}  # rows -> (correction of the prior's log, observations)
         self._outliers = 0
         self._costs: list[float] | None = None
@@ -92,7 +92,7 @@ class Curve:
         if self.level is None:
             self.level = math.log(seconds) - expected
         off = math.log(seconds) - self.level - expected
-        correction, count = self._seen.get(rows, (math.log(self.costs[rows]) - float(self._prior[rows - 1]), 0.0))
+        correction, count = self._seen.get(rows, (expected - float(self._prior[rows - 1]), 0.0))
         if count and abs(off) > OUTLIER:
             self._outliers += 1
             if self._outliers > PATIENCE:  # again and again: the machine has changed, not the ratio

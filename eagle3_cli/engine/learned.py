@@ -6,16 +6,15 @@ that is missing, damaged or of another format counts for nothing, and one that c
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..convert.output import replacing
 from .budget import Machine
 
 FORMAT = 1
@@ -66,16 +65,10 @@ def recall(path: Path, machine: Machine) -> bool:
 def keep(path: Path, machine: Machine) -> str | None:
     """Write the file, complete or not at all.  What stood in the way, None where nothing did."""
     text = json.dumps({"format": FORMAT, "machine": machine.as_dict()})
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".json")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            temporary.write_text(text, "utf-8")
     except OSError as error:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
         return error.strerror or str(error)
     return None
