@@ -75,7 +75,7 @@ class Context:
     """One llama_context, and the batch that feeds it.
 
     `seconds` adds up the time spent inside llama.cpp since it was last set to 0.  The capture, if any, is
-    checked after every process: all of its tensors must have been seen for every row.
+    checked after every process, unless it is paused: all of its tensors must have been seen for every row.
     """
 
     def __init__(
@@ -132,7 +132,9 @@ class Context:
         if code:
             what = _PROCESS_ERRORS.get(code, "failed")
             raise LlamaError(f"{self.name}: llama.cpp {what} for {len(pos)} rows (code {code}): {recent_log()}.")
-        fault = self.capture.check(len(pos)) if self.capture is not None else None
+        if self.capture is None or self.capture.paused:
+            return
+        fault = self.capture.check(len(pos))
         if fault:
             raise LlamaError(f"{self.name}: hidden states were not captured: {fault}.")
 

@@ -24,6 +24,7 @@ static const char *copy_rows(e3_capture *c, const void *tensor, int32_t l) {
 
 bool e3_capture_eval(void *tensor, bool ask, void *capture) {
     e3_capture *c = capture;
+    if (c->paused) return !ask;
     int32_t l = layer_of(c, c->api->tensor_name(tensor));
     if (ask) return l >= 0;
     const char *fault = l >= 0 ? copy_rows(c, tensor, l) : NULL;

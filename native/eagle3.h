@@ -77,6 +77,7 @@ typedef struct {
     float *scratch;                         /* [capacity, width] */
     size_t seen[E3_MAX_LAYERS];
     const char *fault;                      /* first thing that went wrong since reset, or NULL */
+    bool paused;                            /* nothing is wanted: the graph is computed without a stop */
 } e3_capture;
 
 /* A ggml_backend_sched_eval_callback.  ask: is this tensor wanted?  Otherwise: copy it.

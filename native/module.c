@@ -358,6 +358,18 @@ static PyObject *capture_user_data(PyObject *object, void *unused) {
     return PyLong_FromVoidPtr(&((CaptureObject *)object)->capture);
 }
 
+static PyObject *capture_paused(PyObject *object, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(((CaptureObject *)object)->capture.paused);
+}
+
+static int capture_pause(PyObject *object, PyObject *value, void *unused) {
+    (void)unused;
+    if (!require(value && PyBool_Check(value), "paused: expected a bool")) return -1;
+    ((CaptureObject *)object)->capture.paused = value == Py_True;
+    return 0;
+}
+
 static PyMethodDef capture_methods[] = {
     {"reset", capture_reset, METH_NOARGS, "reset()\n--\n\nForget the rows seen; call before each process."},
     {"check", capture_check, METH_O, check_doc},
@@ -367,6 +379,7 @@ static PyMethodDef capture_methods[] = {
 static PyGetSetDef capture_attributes[] = {
     {"callback", capture_callback, NULL, "Address of the eval callback.", NULL},
     {"user_data", capture_user_data, NULL, "Address of the C struct behind this object.", NULL},
+    {"paused", capture_paused, capture_pause, "True: copy nothing, and let the graph run without a stop.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

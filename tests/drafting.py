@@ -18,9 +18,14 @@ TOLERANCE = 1e-2  # of values of size 1 to 10
 
 
 class Drafting:
-    """What EAGLE-3 proposes after some committed tokens and a root, computed row by row."""
+    """What EAGLE-3 proposes after some committed tokens and a root, computed row by row.
 
-    def __init__(self, target: tiny.TinyModel, drafter: tiny.TinyModel, committed: list[int], root: int) -> None:
+    since   the first position whose features the drafter ever got
+    """
+
+    def __init__(
+        self, target: tiny.TinyModel, drafter: tiny.TinyModel, committed: list[int], root: int, since: int = 0
+    ) -> None:
         config, own = drafter.config, drafter.weights
         reader = TargetReference(target.weights, target.config)
         _, inputs = reader.read(committed)
@@ -30,9 +35,11 @@ class Drafting:
         self.model = DrafterReference(own, config, embedding, head, drafter.d2t)
         self.past = len(committed)
         self.rows: dict[tuple[int, ...], Any] = {}  # path -> (its row of memory, output, log-probabilities)
-        for p, token in enumerate([*committed[1:], root]):
-            out, _, logps = self.model.row(token, self.model.fuse(aux[p]), p, range(p))
-        self.rows[()] = self.past - 1, out, logps
+        self.known = range(self.past - since)  # rows of the committed pairs
+        for row in self.known:
+            p = since + row
+            out, _, logps = self.model.row([*committed, root][p + 1], self.model.fuse(aux[p]), p, range(row))
+        self.rows[()] = self.known[-1], out, logps
 
     def node(self, path: tuple[int, ...]) -> Any:
         if path not in self.rows:
@@ -40,7 +47,7 @@ class Drafting:
             ancestors = [self.node(path[:i])[0] for i in range(1, len(path))]
             position = self.past + len(path) - 1
             row = len(self.model.layer.keys)
-            out, _, logps = self.model.row(path[-1], feature, position, [*range(self.past), *ancestors])
+            out, _, logps = self.model.row(path[-1], feature, position, [*self.known, *ancestors])
             self.rows[path] = row, out, logps
         return self.rows[path]
 

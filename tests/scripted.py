@@ -25,7 +25,11 @@ class ScriptedDrafter:
         self.drafts = 0
         self.seconds = 0.0
 
-    def extend(self, tokens: Sequence[int], features: Any, soon: bool = True) -> None:
+    @property
+    def ready(self) -> bool:
+        return bool(self.committed)
+
+    def extend(self, tokens: Sequence[int], features: Any) -> None:
         self.committed.extend(tokens)
 
     def draft(self, root: int, policy: Policy) -> DraftTree:

@@ -38,6 +38,8 @@ GIVE_UP = 2  # of them that may be no better than the best before
 AHEAD = 3  # levels that are looked ahead
 BRANCHES = 3  # children of a node that are foreseen
 USUAL_ROWS = 16  # of a pass of the drafter; more come after a prompt or a pause
+REMEMBERED = 16  # newest tokens whose hidden states are captured for the draft after a pause
+CAPTURE = 0.02  # of a pass of the target over one row is what capturing its hidden states costs
 
 
 @dataclass
@@ -61,7 +63,9 @@ class Worth:
     def pause(self, plain_cost: float) -> int:
         """Plain tokens between two drafted rounds: as many as keep the loss of asking in vain within `LOSS`."""
         gain = self.gain(plain_cost)
-        return 0 if gain is None or gain >= MARGIN else min(math.ceil(self.lost / LOSS), LONGEST_PAUSE)
+        if gain is None or gain >= MARGIN:
+            return 0
+        return min(math.ceil((self.lost + REMEMBERED * CAPTURE) / LOSS), LONGEST_PAUSE)
 
     def learn(self, tokens: float, cost: float, lost: float) -> None:
         """A drafted round that was worth so many tokens, at such a cost, and lost so much."""
@@ -71,9 +75,9 @@ class Worth:
         self.cost += share * (cost - self.cost)
         self.plain = 0
 
-    def asks(self, plain_cost: float) -> bool:
-        """Is the drafter asked in this round?"""
-        return self.plain >= self.pause(plain_cost)
+    def asks(self, plain_cost: float, ahead: int = 0) -> bool:
+        """Is the drafter asked in this round, or within so many more plain tokens?"""
+        return self.plain + ahead >= self.pause(plain_cost)
 
     def as_dict(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "cost": self.cost, "lost": self.lost}
@@ -187,8 +191,8 @@ class Budget:
 
     # ---- one round
 
-    def round(self, limit: TreeShape, matches: Sequence[Match] = ()) -> Round:
-        """The next round.  limit: most that there is room for."""
+    def round(self, limit: TreeShape, matches: Sequence[Match] = (), ready: bool = True) -> Round:
+        """The next round.  limit: most that there is room for; ready: the drafter can be asked."""
         if self._since_plain >= PLAIN_EVERY or self.machine.target.level is None:
             limit, matches = TreeShape(1, 1, 0), ()
         pool = Candidates()
@@ -197,10 +201,11 @@ class Budget:
         made = Round(self, pool, limit)
         plain_cost = self.verify_cost(0)
         gain = self._worth.gain(plain_cost)
-        made.asks = self.can_draft and limit.nodes > 0 and self._worth.asks(plain_cost)
+        made.asks = self.can_draft and ready and limit.nodes > 0 and self._worth.asks(plain_cost)
         rate, nodes, _ = made.best_rate()
         if nodes and gain is not None and rate > gain / plain_cost:
             made.asks = False  # what was found for nothing is better than what drafting gives
+        made.captures = made.asks or self.expects
         return made
 
     @property
@@ -209,10 +214,9 @@ class Budget:
         return self._since_hope >= self._hope_every
 
     @property
-    def drafts(self) -> bool:
-        """Whether a draft is to be expected in the next rounds."""
-        gain = self.gain
-        return self.can_draft and (gain is None or gain >= MARGIN)
+    def expects(self) -> bool:
+        """Whether a draft will come so soon that the target's hidden states are wanted now."""
+        return self.can_draft and self._worth.asks(self.verify_cost(0), REMEMBERED)
 
     def evaluate(self, pool: Candidates) -> list[float]:
         """Of each candidate the estimated probability that it is accepted given that the walk stands at its parent."""
@@ -288,6 +292,7 @@ class Round:
     """The policy of one round's tree (see tree.py, `Policy`).
 
     asks      whether the drafter is to be asked
+    captures  whether the target's hidden states of this round are wanted
     spent     cost of the drafter's passes so far, as it usually is
     measured  the same, as it was
     expected  tokens that the chosen tree is expected to emit
@@ -295,7 +300,7 @@ class Round:
 
     def __init__(self, budget: Budget, pool: Candidates, limit: TreeShape) -> None:
         self._budget, self.pool, self.limit = budget, pool, limit
-        self.asks = False
+        self.asks = self.captures = False
         self.spent = self.measured = 0.0
         self.expected = 1.0
         target = budget.machine.target

@@ -29,18 +29,25 @@ from .target import ALL_ASK, Features
 from .tree import ROOT, Candidates, Children, Policy, grow
 from .types import DraftTree
 
-_FEW = 16  # unpaired positions that wait for the next draft, which computes logits for all of them
-_KEPT = 16  # positions whose features wait while no draft is expected
+FEW = 16  # committed positions that wait for the next draft, which computes logits for all of them
 _WINDOWED = 1  # the sequence of the root's row where the tree reaches behind the window
 
 
 class Drafter(Protocol):
-    """What the loop needs of a drafter.  `seconds` is time spent in llama.cpp."""
+    """What the loop needs of a drafter.
+
+    seconds   spent in llama.cpp
+    ready     it knows the newest committed position, so it can draft
+    """
 
     seconds: float
 
-    def extend(self, tokens: Sequence[int], features: Features, soon: bool = True) -> None:
-        """Learn of newly committed tokens and the features of their positions.  soon: a draft is expected soon."""
+    @property
+    def ready(self) -> bool: ...
+
+    def extend(self, tokens: Sequence[int], features: Features | None) -> None:
+        """Learn of newly committed tokens and the features of their positions.  Without features it starts anew behind
+        them."""
 
     def draft(self, root: int, policy: Policy) -> DraftTree:
         """Propose continuations of the root, which is emitted but not committed."""
@@ -65,6 +72,7 @@ class Eagle3Drafter:
         self._g = np.empty((0, info.width), np.float32)  # ... and their features, not paired yet
         self._waiting_tokens: list[int] = []  # committed tokens behind those, features not fused yet ...
         self._waiting: list[Features] = []  # ... and the features, float32 [n, 3 * Ht] in pieces
+        self._empty = True  # nothing is in the decoder's memory
         self._scratch = _Scratch(1, 1, info.width)
 
     @property
@@ -77,36 +85,37 @@ class Eagle3Drafter:
 
     # --- committed tokens
 
-    def extend(self, tokens: Sequence[int], features: Features, soon: bool = True) -> None:
-        """Fuse the features (encoder); pair all but the newest of a prompt, leave a few to the next draft's batch.
+    @property
+    def ready(self) -> bool:
+        return bool(self._tokens or self._waiting_tokens)
 
-        While no draft is expected, features only wait, the newest few of them: going through all would cost plain
-        decoding a share of its time for as long as it is plain.  The next draft then remembers only what has waited.
-        """
-        if soon:
-            self._fuse_waiting()
-            self._fuse(tokens, features)
+    def extend(self, tokens: Sequence[int], features: Features | None) -> None:
+        """Few wait for the next draft; of more all but the newest few are fused (encoder) and paired (decoder)."""
+        if features is None:
+            self._start_behind(len(tokens))
             return
         self._waiting_tokens += tokens
-        self._waiting.append(features.copy())
-        if len(self._waiting_tokens) > 2 * _KEPT:
-            self._forget_all_but_waiting()
+        few = len(self._waiting_tokens) <= FEW
+        self._waiting.append(features.copy() if few else features)
+        if not few:
+            self._fuse_waiting()
 
     def _fuse_waiting(self) -> None:
         if self._waiting_tokens:
-            tokens, features = self._waiting_tokens, np.concatenate(self._waiting)
+            tokens = self._waiting_tokens
+            features = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
             self._waiting_tokens, self._waiting = [], []
             self._fuse(tokens, features)
 
-    def _forget_all_but_waiting(self) -> None:
-        """Drop the memory, and of what waits all but the newest."""
-        self._pairs += len(self._tokens) + len(self._waiting_tokens) - _KEPT
+    def _start_behind(self, count: int) -> None:
+        """Forget everything: the features of `count` more positions do not exist, and a pair's key and value need its
+        own.  Positions stay what they are, so a row sees the pairs behind the gap at their distances."""
+        self._pairs += len(self._tokens) + len(self._waiting_tokens) + count
         self._tokens, self._g = [], self._g[:0]
-        self._waiting_tokens, self._waiting = (
-            self._waiting_tokens[-_KEPT:],
-            [np.concatenate(self._waiting)[-_KEPT:].copy()],
-        )
-        self._decoder.remove(0, 0)
+        self._waiting_tokens, self._waiting = [], []
+        if not self._empty:
+            self._decoder.remove(0, 0)
+            self._empty = True
 
     def _fuse(self, tokens: Sequence[int], features: Features) -> None:
         for start in range(0, len(tokens), self._encoder.rows):
@@ -116,7 +125,7 @@ class Eagle3Drafter:
             self._encoder.process(ENCODE, array("i", range(len(rows))), features=rows)
             self._g = np.concatenate([self._g, self._encoder.captured[: len(rows)]])
             self._tokens.extend(tokens[start : start + len(rows)])
-            while len(self._tokens) > _FEW:
+            while len(self._tokens) > FEW:
                 self._pair(self._tokens[1 : self._decoder.rows + 1], outputs=False)
 
     def _pair(self, next_tokens: Sequence[int], outputs: bool, sequence: int = 0) -> None:
@@ -130,6 +139,7 @@ class Eagle3Drafter:
         flags = np.ones(n, np.int8) if outputs else None
         starts, sequences = array("i", range(n + 1)), array("i", [sequence]) * n
         self._decoder.process(DECODE, pos, tokens, starts, sequences, flags, self._g[:n])
+        self._empty = False
         if sequence != 0:
             self._decoder.copy(sequence, 0, self._pairs)
         self._pairs += n

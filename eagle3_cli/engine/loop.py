@@ -86,6 +86,8 @@ class Decoder:
     def prefill(self, prompt: Sequence[int]) -> int:
         """Bring the caches to exactly this prompt, computing only what is new; returns how many tokens were reused.
         At least the last token is computed, for its logits."""
+        if self.budget is not None:
+            self.target.captures = self.budget.expects
         same = 0
         for old, new in zip(self.committed, prompt[:-1], strict=False):
             if old != new:
@@ -108,7 +110,8 @@ class Decoder:
         if self.lookup is not None:
             self.lookup.truncate(past)
         if self.drafter is not None and lost:
-            self.drafter.extend(self.committed[-1:], self.target.newest_features(self.committed[-1]))
+            newest = self.committed[-1:]
+            self.drafter.extend(newest, self.target.newest_features(newest[0]) if self.target.captures else None)
 
     def logits_after(self, tokens: Sequence[int]) -> Any:
         """The target's logits after these tokens, float32 [n_vocab], a copy.  Reuses what the cache holds; the last
@@ -116,10 +119,10 @@ class Decoder:
         self.prefill(tokens)
         return self.target.logits(ROOT)
 
-    def commit(self, tokens: Sequence[int], features: Features) -> None:
+    def commit(self, tokens: Sequence[int], features: Features | None) -> None:
         """Take note of tokens whose cells the target has kept, and let the drafter learn from them."""
         if self.drafter is not None:
-            self.drafter.extend(tokens, features, self.budget is None or self.budget.drafts)
+            self.drafter.extend(tokens, features)
         if self.lookup is not None:
             self.lookup.extend(tokens)
         self.committed.extend(tokens)
@@ -190,6 +193,8 @@ class _Answer:
         self.policy = policy = self._policy(root, max(depth, 0), max(nodes, 0))
         if policy is None:
             return NO_TREE
+        if isinstance(policy, Round):
+            decoder.target.captures = policy.captures
         if decoder.drafter is not None and policy.asks:
             self.stats.draft_rounds += 1
             return decoder.drafter.draft(root, policy)
@@ -203,7 +208,7 @@ class _Answer:
         if decoder.lookup is not None:
             matches = decoder.lookup.find(root, min(depth, shape.nodes))
         if decoder.budget is not None:
-            return decoder.budget.round(shape, matches)
+            return decoder.budget.round(shape, matches, decoder.drafter is not None and decoder.drafter.ready)
         if shape.nodes < 1 or (decoder.drafter is None and not matches):
             return None
         policy = FixedShape(shape)

@@ -19,7 +19,6 @@ from .types import NO_TREE, DraftTree
 Features = Any
 """float32 [rows, 3 * Ht]: the inputs of the three aux layers side by side, one row per position."""
 
-NO_FEATURES = np.zeros((0, 0), np.float32)
 ALL_ASK = np.ones(MAX_SEQUENCES, np.int8)  # output flags of a tree's rows
 
 
@@ -35,13 +34,23 @@ class Target:
         self._every_row = every_row
         self._in_order = in_order
         self.past = 0
-        self._captures = context.capture is not None
         self._row = 0  # batch row of the logits after the newest committed token
         self._tree: DraftTree = NO_TREE
         self._below: list[list[int]] = []
 
-    def prefill(self, tokens: Sequence[int], seen: Callable[[Sequence[int], Features], None]) -> None:
-        """Commit tokens in chunks.  `seen` gets each chunk with its features, which it must copy.
+    @property
+    def captures(self) -> bool:
+        """Whether the passes to come yield features.  Only a target that serves a drafter can."""
+        capture = self.context.capture
+        return capture is not None and not capture.paused
+
+    @captures.setter
+    def captures(self, wanted: bool) -> None:
+        if self.context.capture is not None:
+            self.context.capture.paused = not wanted
+
+    def prefill(self, tokens: Sequence[int], seen: Callable[[Sequence[int], Features | None], None]) -> None:
+        """Commit tokens in chunks.  `seen` gets each chunk with its features, which it must copy, or None.
         Leaves the logits after the last token for `logits_row(ROOT)`."""
         for start in range(0, len(tokens), self.context.rows):
             chunk = tokens[start : start + self.context.rows]
@@ -51,7 +60,7 @@ class Target:
             self.context.process(DECODE, pos, np.array(chunk, np.int32), outputs=outputs)
             self.past += len(chunk)
             self._row, self._tree = len(chunk) - 1, NO_TREE
-            seen(chunk, self._features(len(chunk)))
+            seen(chunk, self.context.captured[: len(chunk)] if self.captures else None)
 
     def verify(self, root: int, tree: DraftTree) -> None:
         """One forward pass over [root] + nodes, every row seeing the committed tokens and its ancestors.
@@ -100,17 +109,17 @@ class Target:
         row = self.logits_row(node) if self._row == 0 or self._every_row else 0
         return self.context.logits() + 4 * self.context.n_vocab * row
 
-    def commit(self, path: Sequence[int]) -> Features:
+    def commit(self, path: Sequence[int]) -> Features | None:
         """Keep the root and the nodes of `path` (root downwards), free all other cells of the tree.
 
-        Returns the features of the kept positions, a copy.
+        Returns the features of the kept positions, a copy; None where they were not captured.
         """
         tree, self._tree = self._tree, NO_TREE
         first, self.past = self.past, self.past + 1 + len(path)
         if tree:
             self._keep_path(first, path, len(tree))
-        if not self._captures:
-            return NO_FEATURES
+        if not self.captures:
+            return None
         rows = array("i", [0, *(node + 1 for node in path)])
         kept = np.empty((len(rows), self.context.captured.shape[1]), np.float32)
         _native.gather(self.context.captured, rows, kept)
@@ -137,10 +146,12 @@ class Target:
     def newest_features(self, token: int) -> Features:
         """Compute the newest committed token again, for its features alone: its row goes into another sequence, which
         is then dropped.  A copy."""
+        captures, self.captures = self.captures, True
         self.context.copy(0, 1, -1, self.past - 1)
         position, sequence = array("i", [self.past - 1]), array("i", [1])
         self.context.process(DECODE, position, array("i", [token]), array("i", [0, 1]), sequence, ALL_ASK[:1])
         features = self.context.captured[:1].copy()
+        self.captures = captures
         self.context.keep(0)
         return features
 
@@ -149,6 +160,3 @@ class Target:
         self.past, self._tree = past, NO_TREE
         self.context.remove(0, past)
         self.context.keep(0)
-
-    def _features(self, rows: int) -> Features:
-        return self.context.captured[:rows] if self._captures else NO_FEATURES

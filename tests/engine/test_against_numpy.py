@@ -106,6 +106,22 @@ def test_logits_after_any_tokens(open_engine, reading, draft):
         assert decoder.committed == PROMPT[:n]
 
 
+def test_no_features_while_the_capture_is_paused(open_engine, reading):
+    """The logits are the same, and the next pass is captured again."""
+    target = open_engine("random", batch=16).decoder.target
+    chunks = []
+    for wanted, tokens in ((False, PROMPT[:20]), (True, PROMPT[20:])):
+        target.captures = wanted
+        target.prefill(tokens, lambda tokens, features: chunks.append(None if features is None else features.copy()))
+    assert chunks[:2] == [None, None]
+    logits, inputs = reading
+    close(np.concatenate(chunks[2:]), inputs[20:, AUX].reshape(len(PROMPT) - 20, -1))
+    close(target.logits(ROOT), logits[-1])
+    target.captures = False
+    target.verify(99, TREE)
+    assert target.commit([]) is None
+
+
 def tree_reading(tiny_target, root: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """node -> (logits, aux features) after the prompt, the root and the node's own path, nothing else."""
     readings = {}
@@ -195,6 +211,20 @@ def test_the_first_tree_is_what_eagle3_proposes(open_engine, tiny_target, tiny_d
     assert len(tree) == shape[2]
     assert max(tree.depths) > 1 or shape[0] == 1
     agree(tree, Drafting(tiny_target, tiny_drafters[name], PROMPT, 99), TreeShape(*shape))
+
+
+@pytest.mark.parametrize("gap", [1, 17, 40])
+def test_a_drafter_drafts_from_what_it_saw_behind_a_gap(open_engine, tiny_target, tiny_drafters, gap):
+    """It saw some tokens, then the capture paused until `gap`, and a draft in between leaves no trace."""
+    engine = open_engine("random", (3, 3, 9), batch=16)
+    decoder = engine.decoder
+    for end, wanted in ((gap // 2, True), (gap, False), (len(PROMPT), True)):
+        decoder.target.captures = wanted
+        decoder.target.prefill(PROMPT[len(decoder.committed) : end], decoder.commit)
+        assert decoder.drafter.ready == (wanted and end > 0)
+        if decoder.drafter.ready:
+            tree = decoder.drafter.draft(99, FixedShape(TreeShape(3, 3, 9)))
+    agree(tree, Drafting(tiny_target, tiny_drafters["random"], PROMPT, 99, since=gap), TreeShape(3, 3, 9))
 
 
 def test_one_more_level_needs_the_output_before_the_norm_as_feature(open_engine, tiny_target, tiny_drafters):

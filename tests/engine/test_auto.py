@@ -134,36 +134,53 @@ def test_budget_is_in_the_statistics(open_auto):
     assert engine.settings["draft_tokens"] == "auto"
 
 
-# ---- features that wait -------------------------------------------------------------------------------------
+# ---- pauses -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plain_tokens", [1, 30, 129, 300])
-def test_a_drafter_that_waited_drafts_from_what_it_kept(open_auto, plain_tokens, monkeypatch):
-    """After a pause the drafter proposes, and every cache still fits."""
+def test_after_a_pause_the_drafter_starts_from_the_newest_token(open_auto, plain_tokens, monkeypatch):
+    """Prompt after prompt: nothing is captured, then it is wanted again."""
     engine = open_auto("good", lookup=False)
-    monkeypatch.setattr(type(engine.decoder.budget), "drafts", property(lambda self: False))
     decoder, drafter = engine.decoder, engine.decoder.drafter
-    decoder.prefill([(7 * i) % 90 for i in range(plain_tokens + 1)])
-    waiting = len(drafter._waiting_tokens)
-    assert waiting <= 128
+    tokens = [(7 * i) % 90 for i in range(plain_tokens + 2)]
+    monkeypatch.setattr(type(decoder.budget), "expects", property(lambda self: False))
+    decoder.prefill(tokens[:-1])
+    assert not drafter.ready
+    monkeypatch.setattr(type(decoder.budget), "expects", property(lambda self: True))
+    decoder.prefill(tokens)
     tree = drafter.draft(33, FixedShape(TreeShape(3, 2, 6)))
     assert len(tree) == 6
-    assert drafter._pairs == plain_tokens + 1
-    assert drafter._decoder.last_position(0) == plain_tokens
+    assert drafter._decoder.last_position(0) == plain_tokens + 1
     for past in (plain_tokens, plain_tokens // 2, 1):
         known = drafter.truncate(past)
         assert past - 1 <= known <= past
         assert drafter._decoder.last_position(0) < past
 
 
-def test_what_waits_within_bounds_drafts_as_if_it_had_not_waited(open_auto, monkeypatch):
-    eager, lazy = open_auto("good", lookup=False), open_auto("good", lookup=False)
-    prompt = [(7 * i) % 90 for i in range(60)]
-    eager.decoder.prefill(prompt)
-    monkeypatch.setattr(type(lazy.decoder.budget), "drafts", property(lambda self: False))
-    lazy.decoder.prefill(prompt)
-    assert lazy.decoder.drafter._waiting_tokens
-    shape = TreeShape(3, 2, 6)
-    a, b = (e.decoder.drafter.draft(33, FixedShape(shape)) for e in (eager, lazy))
-    assert (a.tokens, a.parents) == (b.tokens, b.parents)
-    assert list(a.logps) == pytest.approx(list(b.logps), abs=1e-4)
+def test_a_drafter_that_lost_the_newest_token_while_nothing_is_captured_starts_behind_it(open_auto, monkeypatch):
+    """A retry cuts into what was paired; the target is not asked for features that nobody wants."""
+    engine = open_auto("good", lookup=False)
+    decoder = engine.decoder
+    decoder.prefill(PROMPTS[1])
+    decoder.drafter.draft(33, FixedShape(TreeShape(3, 2, 6)))
+    monkeypatch.setattr(type(decoder.budget), "expects", property(lambda self: False))
+    monkeypatch.setattr(decoder.target, "newest_features", lambda token: pytest.fail("not wanted"))
+    decoder.prefill(PROMPTS[1][:20])
+    assert not decoder.drafter.ready
+    assert decoder.committed == PROMPTS[1][:20]
+
+
+def test_a_pause_captures_nothing_but_its_last_tokens(open_auto, monkeypatch):
+    """While asking is in vain, most passes run without a stop for hidden states, and the drafter is still asked."""
+    engine = open_auto("random", lookup=False)
+    budget, target = engine.decoder.budget, engine.decoder.target
+    learn = budget.learn
+    monkeypatch.setattr(  # a wide batch is as dear as its rows one by one
+        budget, "learn", lambda made, tokens, nodes, *_: learn(made, tokens, nodes, 0.01 * (1 + nodes), 0.0)
+    )
+    captured = []
+    verify = target.verify
+    monkeypatch.setattr(target, "verify", lambda *tree: (captured.append(target.captures), verify(*tree)))
+    ask(engine, PROMPTS[2], GREEDY, 300)
+    assert engine.statistics.draft_rounds >= 2
+    assert 0 < captured.count(True) < len(captured) / 2

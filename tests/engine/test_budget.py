@@ -123,7 +123,7 @@ def test_without_a_drafter_it_is_never_asked():
         made = learning.round(MOST, [Match(3, [1, 2])] if i % 2 else [])
         assert not made.asks
         learning.learn(made, [1], made.size(), 0.01, 0.0)
-    assert not learning.drafts
+    assert not learning.expects
 
 
 def test_matches_that_are_never_right_are_no_longer_verified():
@@ -150,7 +150,7 @@ def test_what_was_learned_survives_a_file():
     other.restore(learning.machine.as_dict())
     again = Budget(other)
     assert again.gain == pytest.approx(learning.gain, rel=0.02)
-    assert again.drafts == learning.drafts
+    assert again.expects == learning.expects
     assert list(other.target.costs) == pytest.approx(list(learning.machine.target.costs), rel=0.02)
 
 

@@ -338,7 +338,7 @@ def check_caches(decoder) -> None:
         context = drafter._decoder
         assert context.last_position(0) == drafter._pairs - 1
         assert all(context.last_position(s) == -1 for s in range(1, 2 * decoder.shape.width))
-        assert drafter._tokens == decoder.committed[drafter._pairs :]
+        assert [*drafter._tokens, *drafter._waiting_tokens] == decoder.committed[drafter._pairs :]
         assert len(drafter._g) == len(drafter._tokens)
 
 
