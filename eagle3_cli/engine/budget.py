@@ -75,10 +75,6 @@ class Worth:
         self.cost += share * (cost - self.cost)
         self.plain = 0
 
-    def asks(self, plain_cost: float, ahead: int = 0) -> bool:
-        """Is the drafter asked in this round, or within so many more plain tokens?"""
-        return self.plain + ahead >= self.pause(plain_cost)
-
     def as_dict(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "cost": self.cost, "lost": self.lost}
 
@@ -195,17 +191,15 @@ class Budget:
         """The next round.  limit: most that there is room for; ready: the drafter can be asked."""
         if self._since_plain >= PLAIN_EVERY or self.machine.target.level is None:
             limit, matches = TreeShape(1, 1, 0), ()
-        pool = Candidates()
-        for match in matches:
-            pool.add_match(match.tokens, match.length)
-        made = Round(self, pool, limit)
         plain_cost = self.verify_cost(0)
-        gain = self._worth.gain(plain_cost)
-        made.asks = self.can_draft and ready and limit.nodes > 0 and self._worth.asks(plain_cost)
-        rate, nodes, _ = made.best_rate()
-        if nodes and gain is not None and rate > gain / plain_cost:
-            made.asks = False  # what was found for nothing is better than what drafting gives
-        made.captures = made.asks or self.expects
+        pause = self._worth.pause(plain_cost) if self.can_draft else math.inf
+        asks = ready and limit.nodes > 0 and self._worth.plain >= pause
+        made = Round(self, limit, matches, asks, self._worth.plain + REMEMBERED >= pause)
+        if matches and asks:
+            rate, nodes, _ = made.best_rate()
+            gain = self._worth.gain(plain_cost)
+            if nodes and gain is not None and rate > gain / plain_cost:
+                made.asks = False  # what was found for nothing is better than what drafting gives
         return made
 
     @property
@@ -216,7 +210,7 @@ class Budget:
     @property
     def expects(self) -> bool:
         """Whether a draft will come so soon that the target's hidden states are wanted now."""
-        return self.can_draft and self._worth.asks(self.verify_cost(0), REMEMBERED)
+        return self.can_draft and self._worth.plain + REMEMBERED >= self._worth.pause(self.verify_cost(0))
 
     def evaluate(self, pool: Candidates) -> list[float]:
         """Of each candidate the estimated probability that it is accepted given that the walk stands at its parent."""
@@ -247,18 +241,8 @@ class Budget:
         self._learn_cost(nodes, seconds)
         if target.level is not None:
             self.machine.besides += 0.05 * (min(besides / target.seconds, 2.0) - self.machine.besides)
-        pool, node = made.pool, ROOT
-        children: dict[int, list[int]] = {}
-        for i, parent in enumerate(pool.parents):
-            children.setdefault(parent, []).append(i)
-        for token in tokens:
-            for child in children.get(node, ()):
-                hit = pool.tokens[child] == token
-                self._calibration.learn(pool.depths[child], pool.drafted[child], pool.matched[child], hit)
-            found = pool.child(node, token)
-            if found is None:
-                break
-            node = found
+        if made.pool:
+            self._learn_acceptance(made.pool, tokens)
         hoped = self.hopes
         self._since_hope += 1
         if hoped:
@@ -269,6 +253,21 @@ class Budget:
             self._worth.learn(made.expected, made.spent + cost, max(lost, LOSS))
         else:
             self._worth.plain += len(tokens)
+
+    def _learn_acceptance(self, pool: Candidates, tokens: Sequence[int]) -> None:
+        """Of all candidates whose parent the walk reached."""
+        children: dict[int, list[int]] = {}
+        for i, parent in enumerate(pool.parents):
+            children.setdefault(parent, []).append(i)
+        node = ROOT
+        for token in tokens:
+            for child in children.get(node, ()):
+                hit = pool.tokens[child] == token
+                self._calibration.learn(pool.depths[child], pool.drafted[child], pool.matched[child], hit)
+            found = pool.child(node, token)
+            if found is None:
+                break
+            node = found
 
     def report(self) -> dict[str, object]:
         """What is known now, for JSON.  Costs are in passes of the target over one row, which take `plain_ms`."""
@@ -298,15 +297,18 @@ class Round:
     expected  tokens that the chosen tree is expected to emit
     """
 
-    def __init__(self, budget: Budget, pool: Candidates, limit: TreeShape) -> None:
-        self._budget, self.pool, self.limit = budget, pool, limit
-        self.asks = self.captures = False
+    def __init__(self, budget: Budget, limit: TreeShape, matches: Sequence[Match], asks: bool, captures: bool) -> None:
+        self._budget, self.limit, self.asks, self.captures = budget, limit, asks, captures
+        self.pool = Candidates()
+        for match in matches:
+            self.pool.add_match(match.tokens, match.length)
         self.spent = self.measured = 0.0
         self.expected = 1.0
         target = budget.machine.target
         self._costs = target.hoped if budget.hopes else target.costs
         self._ranked: list[float] = []  # values, best first
-        self._value()
+        if matches:
+            self._value()
 
     def _value(self) -> None:
         """Values of all candidates, from their rates."""
@@ -374,5 +376,7 @@ class Round:
         return rows
 
     def size(self) -> int:
+        if not self.pool:
+            return 0
         _, nodes, self.expected = self.best_rate()
         return nodes

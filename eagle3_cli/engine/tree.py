@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..settings import TreeShape
-from .types import DRAFTED, LOOKED_UP, DraftTree
+from .types import DRAFTED, LOOKED_UP, NO_TREE, DraftTree
 
 ROOT = -1
 
@@ -150,6 +150,8 @@ def cut(pool: Candidates, nodes: int) -> DraftTree:
     A parent is at least as valuable as its child and comes earlier, and ties go to the earlier candidate, so a parent
     is kept whenever its child is.
     """
+    if nodes < 1:
+        return NO_TREE
     values = pool.values
     best = sorted(range(len(pool)), key=lambda i: -values[i])[:nodes]
     children: dict[int, list[int]] = {}
