@@ -21,7 +21,7 @@ from torch import nn
 
 from ..errors import Eagle3Error, OptionError
 from ..interrupt import gentle_interrupt
-from .compiling import PAYS, Worker, compiles, keep_memory, mixed_precision, training_device
+from .compiling import PAYS, Worker, compiles, give_back_memory, keep_memory, mixed_precision, training_device
 from .loss import TrainingStep
 from .model import Drafter, collate
 from .order import Order, epoch_batches, rate
@@ -224,6 +224,7 @@ class Loop:
         }  # fmt: skip
         if self.main:
             append_metrics(self.metrics, line)
+        give_back_memory()
 
     def _evaluate(self) -> None:
         """Held-out loss and simulated acceptance, by the main process; the others wait."""
