@@ -4,7 +4,8 @@
 # make slow      the tests that take minutes (identity on an F32 target, 50 prompts)
 # make train-demo   a small drafter for the demo target, from nothing but its GGUF (a quarter of an hour on two cores)
 # make reproduce RUN=DIR   the paper's two claims, on the data of a run of `eagle3 train` (docs/reproduction.md)
-# make bench     the table of docs/benchmarks.md, against llama.cpp's own server (built once, about ten minutes)
+# make bench     the demo pair against llama.cpp's own server (built once, about ten minutes)
+# make benchmarks   docs/benchmarks.md and the README's number: every goal on six targets; hours, can be interrupted
 # make peer      every tensor and key of `eagle3 convert` against llama.cpp's own script (docs/llama_cpp_conversion.md)
 # make peer-speed FOLDER=/empty/folder   time and memory of both on a drafter for an 8B model; needs 6 GB there
 # make peer-speculators   our checkpoints in vLLM's speculators: their logits against ours
@@ -32,7 +33,7 @@ LLAMA_ENV := CXXFLAGS="$(CXXFLAGS) -fno-tree-dse -fno-dse"
 LLAMA_PIP := --no-cache-dir
 endif
 
-.PHONY: demo test slow train-demo reproduce bench fuzz peer peer-speed peer-speculators lint sanitize clean
+.PHONY: demo test slow train-demo reproduce bench benchmarks fuzz peer peer-speed peer-speculators lint sanitize clean
 
 demo: $(VENV)/ready
 	$(BIN)/eagle3 demo
@@ -53,6 +54,10 @@ reproduce: $(VENV)/torch
 
 bench: $(VENV)/ready $(LLAMA_SERVER)
 	$(BIN)/eagle3 bench --against $(LLAMA_SERVER) --ctx-size 1024
+
+benchmarks: $(VENV)/ready $(LLAMA_SERVER)
+	$(BIN)/python benchmarks/goals.py --against $(LLAMA_SERVER) -o .build/goals --document docs/benchmarks.md \
+	  --readme README.md $(ARGUMENTS)
 
 fuzz: $(VENV)/torch
 	$(BIN)/python tests/fuzz/fuzz_convert.py --count 10000

@@ -16,29 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from eagle3_cli.bench.plot import STYLE
 from eagle3_cli.convert.output import replacing
 
 FIGURES = {"n_alpha": "n_alpha.svg", "data_scaling": "data_scaling.svg"}  # part of results.json -> file
-STYLE: Any = {
-    "svg.hashsalt": "eagle3",
-    "svg.fonttype": "path",
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "figure.facecolor": "white",
-    "axes.facecolor": "white",
-    "savefig.facecolor": "white",
-    "text.color": "#1a1a1a",
-    "axes.labelcolor": "#1a1a1a",
-    "axes.edgecolor": "#444444",
-    "xtick.color": "#1a1a1a",
-    "ytick.color": "#1a1a1a",
-    "axes.grid": True,
-    "grid.color": "#dddddd",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 6,
-}
 LINES = (("#0b62a4", "o", "-"), ("#c4501b", "s", "--"), ("#2e7d32", "^", "-."))  # colour, marker, dashes
 SETS = {"unseen": "unseen prompts", "held_out": "held-out samples"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,11 @@ def load_prompts(path: Path | None, tasks: Sequence[str] = (MIXED,)) -> tuple[Pr
         check_name("--task", task, (*TASKS, ALL))
     names = dict.fromkeys(name for task in tasks for name in (NAMES if task == ALL else (task,)))
     return tuple(Prompt(name, text) for name in names for text in TASKS[name])
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """SHA-256 in hex of json.dumps of the list of [task, text] of all prompts, in order."""
+    return hashlib.sha256(json.dumps([[prompt.task, prompt.text] for prompt in prompts]).encode()).hexdigest()
 
 
 def _read(path: Path) -> tuple[Prompt, ...]:

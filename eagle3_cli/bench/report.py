@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import textwrap
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 
+from ..engine.types import SOURCES
+from ..settings import TreeShape
 from .run import Sample
+
+WIDTH = 118  # columns of prose
+
+
+@dataclass(frozen=True)
+class DepthCount:
+    """Rounds whose walk stood right above this depth with children to match, and those of them that matched one.
+
+    depth   1 for children of the root
+    """
+
+    depth: int
+    accepted: int
+    tried: int
+
+    @property
+    def rate(self) -> float | None:
+        return self.accepted / self.tried if self.tried else None
 
 
 @dataclass(frozen=True)
@@ -18,6 +41,13 @@ class Row:
     speed_up            median over repeats of that rate / plain's rate in the same repeat
     acceptance_length   tau: emitted tokens per round, over all repeats; the first token of an answer has no round
     other_share         share of decode time outside llama.cpp calls, None where it is not known
+    drafter_share       the same of passes of the drafter
+    shape               the tree of every round; None where it is chosen, or where there is none
+    accepted_by_depth   depths 1, 2, 3, ...; empty where nothing was drafted or the counts are not known
+    sources             drafter, lookup or both -> nodes that they "drafted" and that were "accepted"; only those that
+                        drafted any
+    rounds, draft_rounds   passes of the target after the first token, and those that asked the drafter
+    rounds_by_nodes     nodes of a tree -> rounds with such a tree
     """
 
     contender: str
@@ -29,6 +59,25 @@ class Row:
     acceptance_length: float
     other_share: float | None
     task: str | None = None
+    drafter_share: float | None = None
+    shape: TreeShape | None = None
+    accepted_by_depth: tuple[DepthCount, ...] = ()
+    sources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    rounds: int = 0
+    draft_rounds: int = 0
+    rounds_by_nodes: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def n_alpha(self) -> tuple[float | None, ...] | None:
+        """Of a chain: acceptance after n = 0, 1, 2, ... estimated features; None for other trees and without counts.
+
+        Depth n + 1 of a chain rests on the root's feature, which is exact, and on n that the drafter estimated.  So
+        n-alpha is the acceptance at depth n + 1 given that the walk stood at depth n: the positions that a round
+        reaches, not all positions of a text.
+        """
+        if self.shape is None or self.shape.width != 1 or not self.accepted_by_depth:
+            return None
+        return tuple(count.rate for count in self.accepted_by_depth)
 
 
 def rows(samples: Sequence[Sample]) -> list[Row]:
@@ -64,7 +113,9 @@ def _row(samples: Sequence[Sample], temperature: float, contender: str) -> Row:
     rates = _rates(mine)
     plain = _rates([s for s in samples if s.temperature == temperature and s.contender == "plain"])
     rounds = sum(s.rounds for s in mine)
+    seconds = sum(s.seconds for s in mine)
     other = [s.other_s for s in mine if s.other_s is not None]
+    drafter = [s.drafter_s for s in mine if s.drafter_s is not None]
     return Row(
         contender=contender,
         temperature=temperature,
@@ -73,8 +124,42 @@ def _row(samples: Sequence[Sample], temperature: float, contender: str) -> Row:
         high=max(rates.values()),
         speed_up=statistics.median(rates[repeat] / plain[repeat] for repeat in rates),
         acceptance_length=sum(len(s.tokens) - 1 for s in mine) / rounds if rounds else 1.0,
-        other_share=sum(other) / sum(s.seconds for s in mine) if other else None,
+        other_share=sum(other) / seconds if other else None,
+        drafter_share=sum(drafter) / seconds if drafter else None,
+        shape=mine[0].shape,
+        accepted_by_depth=_by_depth(mine),
+        sources=_sources(mine),
+        rounds=rounds,
+        draft_rounds=sum(s.draft_rounds for s in mine),
+        rounds_by_nodes=dict(sorted(_sum(s.sizes for s in mine).items())),
     )
+
+
+def _by_depth(samples: Sequence[Sample]) -> tuple[DepthCount, ...]:
+    """Up to the deepest depth where anything was tried."""
+    tried, accepted = (
+        [sum(of_depth) for of_depth in zip_longest(*counts, fillvalue=0)]
+        for counts in ([s.depth_tried for s in samples], [s.depth_accepted for s in samples])
+    )
+    while tried and not tried[-1]:
+        tried.pop()
+    return tuple(DepthCount(d + 1, accepted[d], tried[d]) for d in range(len(tried)))
+
+
+def _sources(samples: Sequence[Sample]) -> dict[str, dict[str, int]]:
+    drafted, accepted = _sum(s.drafted_from for s in samples), _sum(s.accepted_from for s in samples)
+    return {
+        name: {"drafted": drafted[source], "accepted": accepted[source]}
+        for source, name in SOURCES.items()
+        if drafted[source]
+    }
+
+
+def _sum(counts: Iterable[Mapping[int, int]]) -> Counter[int]:
+    total: Counter[int] = Counter()
+    for mapping in counts:
+        total.update(mapping)
+    return total
 
 
 def _rates(samples: Sequence[Sample]) -> dict[int, float]:
@@ -88,32 +173,40 @@ def _rate(samples: Sequence[Sample]) -> float:
 
 
 def as_markdown(table: Sequence[Row]) -> str:
-    """A table, with a column for the task where rows have one."""
+    """A table, with a column for the task where rows have one.  The last two columns are shares of decode time."""
     tasks = any(row.task is not None for row in table)
-    columns = "temperature | contender | tau | tokens/s (low-high) | against plain | outside llama.cpp |"
-    lines = [f"|{' task |' * tasks} {columns}", f"|{'---|' * (6 + tasks)}"]
+    columns = "temperature | contender | tau | tokens/s (low-high) | against plain | drafter | outside llama.cpp |"
+    lines = [f"|{' task |' * tasks} {columns}", f"|{'---|' * (7 + tasks)}"]
     for row in table:
-        other = "" if row.other_share is None else f"{row.other_share:.1%}"
+        shares = ["" if share is None else f"{share:.1%}" for share in (row.drafter_share, row.other_share)]
         speed = f"{row.tokens_per_second:.1f} ({row.low:.1f}-{row.high:.1f})"
         cells = [f"{row.temperature:g}", row.contender, f"{row.acceptance_length:.2f}", speed, f"{row.speed_up:.2f}x"]
-        lines.append(f"| {' | '.join([*([row.task or ''] * tasks), *cells, other])} |")
+        lines.append(f"| {' | '.join([*([row.task or ''] * tasks), *cells, *shares])} |")
     return "\n".join(lines)
 
 
-def in_words(means: Mapping[float, Mapping[str, float]]) -> str:
-    """Whether speculation pays, a line per temperature, from speed-ups by contender."""
+def in_words(means: Mapping[float, Mapping[str, float]], fixed: Collection[str]) -> str:
+    """Whether speculation pays, and in hindsight how good the chosen trees were, a line per temperature.
+
+    means   speed-ups by contender, as of `geometric_mean`
+    fixed   names of the contenders with a fixed tree
+    """
     lines = []
     for temperature, ratios in means.items():
-        others = {name: ratio for name, ratio in ratios.items() if name not in ("plain", "auto")}
-        line = f"temperature {temperature:g}:"
+        others = {name: ratio for name, ratio in ratios.items() if name in fixed}
+        said = []
         if "auto" in ratios:
-            line += f" auto decodes {ratios['auto']:.2f} times as fast as plain decoding;"
+            said.append(f"auto decodes {ratios['auto']:.2f} times as fast as plain decoding")
         if others:
             best = max(others, key=lambda name: others[name])
-            line += f" the best fixed setting is {best} with {others[best]:.2f}"
+            said.append(f"the best fixed setting is {best} with {others[best]:.2f}")
             if others[best] < 1.0:
-                line += ", so speculation loses at every fixed setting"
-        lines.append(line.rstrip(";") + ".")
+                said[-1] += ", so speculation loses at every fixed setting"
+            if "auto" in ratios:
+                said.append(f"auto / best fixed: {ratios['auto'] / others[best]:.2f}")
+        if said:
+            line = f"temperature {temperature:g}: {'; '.join(said)}."
+            lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines)
 
 
@@ -126,4 +219,5 @@ def means_as_markdown(means: Mapping[float, Mapping[str, float]]) -> str:
 
 
 def as_dicts(table: Sequence[Row]) -> list[dict[str, object]]:
-    return [asdict(row) for row in table]
+    """For JSON: the fields of each row, and its `n_alpha`."""
+    return [{**asdict(row), "n_alpha": row.n_alpha} for row in table]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +12,14 @@ import click
 
 from ..console import Console
 from ..errors import Eagle3Error, OptionError
-from ..settings import TreeShape
+from ..settings import TreeShape, check_range
 from ..versions import versions
 from .build import pair_settings, runtime_settings
 from .options import Command, feedback_option, option, pair_options, quiet_option, runtime_options
 
 if TYPE_CHECKING:
     from ..bench.check import CheckResult
+    from ..bench.projection import CostCurve
     from ..bench.prompts import Prompt
     from ..bench.run import BenchSettings
 
@@ -54,11 +58,36 @@ OPTIONS = "Options"
     variable=False,
     help='Lines {"prompt": "..."} instead of the built-in ones, with a "task" to group them by if you like.',
 )
-@option(OPTIONS, "--against", metavar="PROGRAM", variable=False, help="llama-server to measure with the same files.")
-@option(OPTIONS, "--draft-max", multiple=True, type=int, variable=False, help="Its drafts per round. Default: 1, 2, 3.")
+@option(
+    OPTIONS,
+    "--against",
+    metavar="URL|PROGRAM",
+    variable=False,
+    help="llama-server to measure in the same run: started with the same files, or running at http://HOST:PORT.",
+)
+@option(
+    OPTIONS,
+    "--against-type",
+    "against_types",
+    multiple=True,
+    variable=False,
+    metavar="NAME",
+    help="Its speculation, for a PROGRAM: none, draft-eagle3, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod,"
+    " ngram-cache, or several joined by +. Repeatable. Default: all but ngram-map-k4v.",
+)
+@option(OPTIONS, "--draft-max", multiple=True, type=int, variable=False, help="Drafts per round of its draft-eagle3."
+        " Default: 1, 2, 3.")  # fmt: skip
 @option(OPTIONS, "--check", is_flag=True, variable=False, help="Compare greedy answers with plain decoding instead.")
 @option(OPTIONS, "--gap", type=float, default=GAP_LIMIT, show_default=True, variable=False, help="With --check: largest"
         " logit gap at a first difference that still passes.")  # fmt: skip
+@option(OPTIONS, "--plot", metavar="SVG", variable=False, help="Draw speed-up by task, acceptance by depth and costs.")
+@option(
+    OPTIONS,
+    "--cost-curve",
+    metavar="JSON",
+    variable=False,
+    help="Also say what the fixed trees would bring, by projection, on a machine with the costs in this file.",
+)
 @option(OPTIONS, "--json", "as_json", is_flag=True, variable=False, help="Print one JSON document.")
 @feedback_option
 @runtime_options
@@ -70,12 +99,21 @@ def bench(console: Console, **flags: Any) -> None:
     All contenders answer every prompt in turn within one run, so that a machine that gets slower or faster hits all
     alike; rates are medians over the repeats. Run it on an idle machine.
 
+    It also says how often tokens were accepted by depth, what drafted them, what a pass costs by its rows, and how far
+    the chosen trees are from the best fixed one.
+
+    \b
+    A cost curve holds the costs of passes by rows, in passes of the target over one row, which take plain_ms:
+      {"plain_ms": 30, "verify": {"1": 1.0, "64": 1.3}, "draft": {"1": 0.05, "16": 0.06}}
+
     \b
     Examples:
       eagle3 bench
       eagle3 bench --shape 2,2,3 --shape 4,4,8 --temp 0
       eagle3 bench --target llama.gguf --draft llama-eagle3.gguf --against ./llama-server
-      eagle3 bench --task all
+      eagle3 bench --against ./llama-server --against-type none --against-type draft-eagle3+ngram-simple
+      eagle3 bench --task all --plot bench.svg
+      eagle3 bench --temp 0 --cost-curve gpu.json
       eagle3 bench --check
       eagle3 bench --target llama.gguf --draft llama-eagle3.gguf --feedback pre
     """
@@ -87,13 +125,14 @@ def bench(console: Console, **flags: Any) -> None:
         raise OptionError("--task: names built-in prompts, which --prompts replaces.", "Leave one of them out.")
     prompts = load_prompts(Path(flags["prompts"]) if flags["prompts"] else None, flags["tasks"] or ("mixed",))
     settings = _settings(flags)
+    extras = _extras(flags, settings)
     with Contenders(settings) as contenders:
         for note in contenders.engine.notes:
             console.note(note)
         if flags["check"]:
             _check(console, contenders, prompts, flags)
         else:
-            _measure(console, contenders, prompts, flags["as_json"])
+            _measure(console, contenders, prompts, extras, flags["as_json"])
 
 
 def _settings(flags: dict[str, Any]) -> BenchSettings:
@@ -114,9 +153,30 @@ def _settings(flags: dict[str, Any]) -> BenchSettings:
         temperatures=flags["temperatures"] or (0.0, 1.0),
         repeats=flags["repeats"],
         max_tokens=flags["max_tokens"],
-        against=Path(flags["against"]) if flags["against"] else None,
-        draft_max=flags["draft_max"] or (1, 2, 3),
+        against=flags["against"],
+        against_types=_against_types(flags),
+        draft_max=tuple(dict.fromkeys(flags["draft_max"])) or (1, 2, 3),
     )
+
+
+def _against_types(flags: dict[str, Any]) -> tuple[tuple[str, ...], ...]:
+    """The types of speculation to start a server with.  OptionError for one that cannot be, and for flags without
+    effect."""
+    from ..bench.server import DEFAULT_TYPES, DRAFTER, is_url, speculation
+
+    types = tuple(dict.fromkeys(speculation(name) for name in flags["against_types"] or DEFAULT_TYPES))
+    against, drafts = flags["against"], any(DRAFTER in each for each in types)
+    why = None if against else "without --against"
+    if against and is_url(against):
+        why = "with a URL: the server there has its own settings"
+    for flag, given in (("--against-type", flags["against_types"]), ("--draft-max", flags["draft_max"])):
+        if given and why:
+            raise OptionError(f"{flag}: has no effect {why}.", "Leave it out, or name the program with --against.")
+    if flags["draft_max"] and not drafts:
+        raise OptionError(f"--draft-max: has no effect without --against-type {DRAFTER}.", "Leave it out, or add that.")
+    for most in flags["draft_max"]:
+        check_range("--draft-max", most, 1)
+    return types
 
 
 def _shape(text: str) -> TreeShape:
@@ -127,21 +187,55 @@ def _shape(text: str) -> TreeShape:
     return TreeShape(depth, width, nodes)
 
 
-def _measure(console: Console, contenders: Any, prompts: tuple[Prompt, ...], as_json: bool) -> None:
-    from ..bench.report import as_dicts, as_markdown, by_task, geometric_mean, in_words, means_as_markdown, rows
-    from ..bench.run import run
+@dataclass(frozen=True)
+class _Extras:
+    """draw    as `plot.draw`, its path given; None: no figure
+    curve   costs to project with; None: no projection
+    """
+
+    draw: Callable[..., None] | None
+    curve: CostCurve | None
+
+
+def _extras(flags: dict[str, Any], settings: BenchSettings) -> _Extras:
+    """Whatever is wrong with the files is said here, before anything is measured."""
+    from ..bench.projection import load
+
+    for name, given in (("--plot", flags["plot"]), ("--cost-curve", flags["cost_curve"])):
+        if given is not None and flags["check"]:
+            raise OptionError(f"{name}: has no effect with --check.", "Leave one of them out.")
+    draw = _drawing(Path(flags["plot"])) if flags["plot"] is not None else None
+    return _Extras(draw, load(Path(flags["cost_curve"]), settings.shapes) if flags["cost_curve"] is not None else None)
+
+
+def _drawing(path: Path) -> Callable[..., None]:
+    try:
+        from ..bench.plot import check, draw
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        hint = "Run: pip install 'eagle3[figures]', or leave --plot out."
+        raise OptionError("--plot: needs matplotlib, which is not installed.", hint) from error
+    check(path)
+    return partial(draw, path)
+
+
+def _measure(console: Console, contenders: Any, prompts: tuple[Prompt, ...], extras: _Extras, as_json: bool) -> None:
+    """Print, then draw: a disk that is full by then does not cost the numbers."""
+    from ..bench.output import as_dict, as_text, results
+    from ..bench.run import pinned, run
 
     samples = list(run(contenders, prompts, lambda done, total: console.progress("answers", done / total)))
     console.clear_progress()
-    table, tasks = rows(samples), by_task(samples)
-    means = geometric_mean(tasks)
+    found = results(samples, extras.curve)
     if as_json:
-        found = {"rows": as_dicts(table), "tasks": as_dicts(tasks), "geometric_mean": means}
-        console.document({**found, "settings": contenders.engine.settings, "versions": versions()})
-    elif len({prompt.task for prompt in prompts}) > 1:
-        console.text(f"{as_markdown(tasks)}\n\n{means_as_markdown(means)}\n\n{in_words(means)}\n")
+        facts = {"run": pinned(contenders.settings, prompts), "settings": contenders.engine.settings}
+        facts |= {"against": contenders.against} if contenders.against else {}
+        console.document({**as_dict(found), **facts, "versions": versions()})
     else:
-        console.text(f"{as_markdown(table)}\n\n{in_words(geometric_mean(table))}\n")
+        console.text(as_text(found, several_tasks=len({prompt.task for prompt in prompts}) > 1))
+    if extras.draw:
+        extras.draw(found.table, found.tasks, found.learned)
 
 
 def _check(console: Console, contenders: Any, prompts: tuple[Prompt, ...], flags: dict[str, Any]) -> None:

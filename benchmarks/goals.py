@@ -1,0 +1,262 @@
+"""Measure every goal for speed and write docs/benchmarks.md.
+
+    python benchmarks/goals.py --against .venv-peer/server -o .build/goals
+    python benchmarks/goals.py --against .venv-peer/server -o .build/goals --target widened-bf16 --prompts-per-task 4
+    python benchmarks/goals.py -o .build/goals --only-report --document docs/benchmarks.md --readme README.md
+
+Six targets: the demo target as Q4_1, Q4_0, Q8_0 and BF16, and widened to 0.9 billion weights as BF16 and Q4_0; they are
+made in the output folder.  Each has one interleaved run: plain decoding, auto, fixed chains and trees, and llama-server
+with its types of speculation.  Its numbers are in TARGET.json as soon as they are complete.  The same command goes on
+after a Ctrl-C or a crash: a result with the same settings is not measured again.  The document is about all targets
+that have a result.  It takes hours; run it on an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from goals_document import document, replaced, sentence
+
+from eagle3_cli.bench.prompts import NAMES, TASKS, Prompt
+from eagle3_cli.bench.server import DEFAULT_TYPES, DRAFTER, is_url, speculation
+from eagle3_cli.console import Console, json_ready
+from eagle3_cli.convert.json_files import read_json
+from eagle3_cli.convert.output import replacing
+from eagle3_cli.demo import demo_drafter, demo_target
+from eagle3_cli.errors import Eagle3Error, FileError, OptionError
+from eagle3_cli.settings import RuntimeSettings, TreeShape, check_name, check_range
+
+if TYPE_CHECKING:
+    from goals_measure import Progress
+
+    from eagle3_cli.bench.run import BenchSettings
+
+SHAPES = ("1,1,1", "3,1,3", "2,2,3", "4,4,8", "5,6,16", "8,10,60")
+NOTES = Path(__file__).with_name("benchmarks_notes.md")
+INTERRUPTED = 130
+REPORT_FLAGS = ("output", "only_report", "document", "readme", "machine")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0 done, 1 failed, 2 bad input, 130 Ctrl-C."""
+    console = Console()
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        _check_flags(parser, args)
+        if not args.only_report:
+            _measured(args, console)
+        files = _reported(args)
+    except Eagle3Error as error:
+        console.error(error.message, error.hint)
+        return error.exit_code
+    except KeyboardInterrupt:
+        console.report("Interrupted. The same command goes on from what is done.")
+        return INTERRUPTED
+    console.text("".join(f"{path}\n" for path in files))
+    return 0
+
+
+# ---- flags ----------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="goals.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("-o", "--output", type=Path, required=True, metavar="DIR", help="where results, variants and the document go")
+    add("--against", metavar="PROGRAM", help="llama-server; llama-bench is looked for beside it")
+    add("--target", action="append", default=[], metavar="NAME", help="one of the targets; repeatable (default: all)")
+    add("--prompts-per-task", type=int, default=10, metavar="N", help="of each of the five tasks (default: 10)")
+    add("-n", "--max-tokens", type=int, default=96, help="per answer (default: 96)")
+    add("--repeats", type=int, default=3, help="rounds of all prompts (default: 3)")
+    add("--shape", action="append", default=[], metavar="DEPTH,WIDTH,NODES",
+        help=f"a fixed tree; repeatable (default: {' '.join(SHAPES)})")  # fmt: skip
+    add("--against-type", action="append", default=[], metavar="NAME",
+        help=f"speculation of the server; repeatable (default: {' '.join(DEFAULT_TYPES)})")  # fmt: skip
+    add("-t", "--threads", type=int, default=0, help="of every contender (default: the physical cores)")
+    add("--only-report", action="store_true", help="write the document from the results that there are")
+    add("--document", type=Path, metavar="MD", help="where it goes (default: benchmarks.md in the output folder)")
+    add("--readme", type=Path, metavar="MD", help="also replace the sentence between its two comments")
+    add("--machine", metavar="TEXT", help="its description in the document (default: processor, cores, memory, system)")
+    return parser
+
+
+def _check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """OptionError for a flag without effect, without one that is needed, or out of range."""
+    given = [name for name, value in vars(args).items() if value != parser.get_default(name)]
+    if args.only_report:
+        for name in (name for name in given if name not in REPORT_FLAGS):
+            raise OptionError(f"--{name.replace('_', '-')}: has no effect with --only-report.", "Leave it out.")
+    elif not args.against:
+        raise OptionError("--against: expected the llama-server program.", "Give it, or --only-report.")
+    elif is_url(args.against):
+        raise OptionError(
+            f"--against {args.against}: expected the llama-server program: every target needs servers of its own."
+        )
+    check_range("--prompts-per-task", args.prompts_per_task, 1, min(len(TASKS[name]) for name in NAMES))
+    check_range("--max-tokens", args.max_tokens, 2)
+    check_range("--repeats", args.repeats, 1)
+
+
+def _shape(text: str) -> TreeShape:
+    try:
+        depth, width, nodes = map(int, text.split(","))
+    except ValueError:
+        raise OptionError(f"--shape: expected DEPTH,WIDTH,NODES, got {text}.", "For example 4,4,8.") from None
+    return TreeShape(depth, width, nodes)
+
+
+def bench_settings(args: argparse.Namespace) -> BenchSettings:
+    """Of every target's run; the target itself is the demo one."""
+    from eagle3_cli.bench.run import BenchSettings, shape_name
+    from eagle3_cli.llama import physical_cores
+
+    shapes = tuple(_shape(text) for text in args.shape or SHAPES)
+    names = [shape_name(shape) for shape in shapes]
+    for name in (name for name in names if names.count(name) > 1):
+        raise OptionError(f"--shape: expected one {name}, got several, which would have the same name.")
+    types = tuple(dict.fromkeys(speculation(name) for name in args.against_type or DEFAULT_TYPES))
+    return BenchSettings(
+        target=demo_target(),
+        draft=demo_drafter(),
+        runtime=RuntimeSettings(ctx_size=1024, threads=args.threads or physical_cores()),
+        shapes=shapes,
+        repeats=args.repeats,
+        max_tokens=args.max_tokens,
+        against=args.against,
+        against_types=types,
+        draft_max=(1, 2, 3) if any(DRAFTER in each for each in types) else (),
+    )
+
+
+# ---- measuring ------------------------------------------------------------------------------------------
+
+
+def _measured(args: argparse.Namespace, console: Console) -> None:
+    """A result for every target that was asked for."""
+    from goals_measure import FORMAT, TARGETS, engine_digest, identity, measure, sha256, variant
+
+    names = [target.name for target in TARGETS]
+    for name in args.target:
+        check_name("--target", name, names)
+    wanted = [target for target in TARGETS if not args.target or target.name in args.target]
+    prompts = [Prompt(name, text) for name in NAMES for text in TASKS[name][: args.prompts_per_task]]
+    settings, source = bench_settings(args), demo_target()
+    args.output.mkdir(parents=True, exist_ok=True)
+    for number, target in enumerate(wanted, 1):
+        console.report(f"{target.name} ({number} of {len(wanted)})")
+        facts: dict[str, Any] = {
+            "format": FORMAT,
+            **{"target": target.name, "label": target.label, "about": target.about, "engine": engine_digest()},
+            "settings": identity(target, source, settings, prompts, machine_description()),
+        }
+        path = args.output / f"{target.name}.json"
+        if is_measured(path, facts, console):
+            continue
+        file = variant(target, source, args.output / "targets", sha256(source))
+        learned = args.output / "learned" / target.name
+        found = measure(replace(settings, target=file), prompts, learned, told(console))
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(json_ready({**facts, **found}), indent=1) + "\n", "utf-8")
+
+
+def is_measured(path: Path, facts: Mapping[str, Any], console: Console) -> bool:
+    """Whether the file holds a result with these settings; tells what differs where it does not.
+
+    A result of another state of eagle3's engine counts, for not every change of its files changes its speed; that is
+    told.
+    """
+    if not path.is_file():
+        return False
+    found = _stored(path)
+    stored, settings = found["settings"], facts["settings"]
+    changed = sorted(name for name in {*stored, *settings} if stored.get(name) != settings.get(name))
+    if changed:
+        console.report(f"  {path}: made with other settings ({', '.join(changed)}), so it is measured again")
+    elif found["engine"] != facts["engine"]:
+        console.report(f"  {path}: there already, made before eagle3_cli/engine changed; remove it to measure again")
+    else:
+        console.report(f"  {path}: there already")
+    return not changed
+
+
+def told(console: Console) -> Progress:
+    """Progress as a line at every twentieth, with an estimate of what is left."""
+    begin, last = time.monotonic(), 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last
+        if 20 * done // total != last:
+            last = 20 * done // total
+            left = (time.monotonic() - begin) * (total - done) / done
+            console.report(f"  {done} of {total} answers, about {left / 60:.0f} minutes left")
+
+    return progress
+
+
+def machine_description() -> str:
+    """Processor, cores, memory and system, nothing that names the host."""
+    processor = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        memory = f", {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"
+    except (OSError, ValueError, StopIteration):  # another system than Linux
+        memory = ""
+    try:
+        system = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        system = f"{platform.system()} {platform.release()}"
+    return f"{processor}, {os.cpu_count()} cores{memory}, {system}"
+
+
+# ---- the document ---------------------------------------------------------------------------------------
+
+
+def _reported(args: argparse.Namespace) -> list[Path]:
+    """Write the document, and the README's sentence if asked for, from all results in the folder."""
+    from goals_measure import TARGETS
+
+    paths = [args.output / f"{target.name}.json" for target in TARGETS]
+    results = [_stored(path) for path in paths if path.is_file()]
+    if not results:
+        raise FileError(f"{args.output}: expected results, got none.", "Leave out --only-report to measure first.")
+    page = args.document or args.output / "benchmarks.md"
+    texts = {page: document(results, args.machine, NOTES.read_text("utf-8"))}
+    if args.readme:
+        try:
+            before = args.readme.read_text("utf-8")
+        except OSError as error:
+            raise FileError(f"--readme {args.readme}: cannot be read: {error.strerror}.") from error
+        texts[args.readme] = replaced(str(args.readme), before, sentence(results, args.machine))
+    for path, text in texts.items():
+        try:
+            with replacing(path) as temporary:
+                temporary.write_text(text, "utf-8")
+        except OSError as error:
+            raise FileError(f"{path}: cannot be written: {error.strerror}.") from error
+    return list(texts)
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    from goals_measure import FORMAT
+
+    found = read_json(path)
+    if found.get("format") != FORMAT:
+        raise FileError(f"{path}: expected format {FORMAT}, got {found.get('format')}.", "Remove it to measure again.")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
