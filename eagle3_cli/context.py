@@ -106,11 +106,23 @@ class Context:
                 f"{name}: llama.cpp could not make a context of {settings.cells} cells: {reason}.",
                 "Try a smaller --ctx-size.",
             )
+        self._threads = settings.threads
         self.n_vocab = model.n_vocab
         self.rows = settings.rows
         self.cells = settings.cells
         self.memory = lib.llama_get_memory(self.handle)
         self.batch = lib.llama_batch_ext_init(self.handle)
+
+    @property
+    def threads(self) -> int:
+        """Of the passes to come."""
+        return self._threads
+
+    @threads.setter
+    def threads(self, number: int) -> None:
+        if number != self._threads:
+            lib.llama_set_n_threads(self.handle, number, number)
+            self._threads = number
 
     def process(
         self,

@@ -97,6 +97,11 @@ class TreeShape:
         check_range("--draft-width", self.width, 1, 64)
         check_range("--draft-tokens", self.nodes, 0, MAX_SEQUENCES - 1)
 
+    @property
+    def name(self) -> str:
+        """For tables: "chain 3", "tree 8"."""
+        return f"{'chain' if self.width == 1 else 'tree'} {self.nodes}"
+
 
 GPU_TREE = TreeShape(depth=8, width=10, nodes=60)
 CPU_TREE = TreeShape(depth=6, width=6, nodes=32)

@@ -87,6 +87,8 @@ def summary(statistics: Statistics) -> str:
         parts.append(f"acceptance length {s.acceptance_length:.2f} ({s.accepted} of {s.drafted} drafted)")
         if s.speed_up is not None:
             parts.append(f"about {s.speed_up:.2f} times plain decoding, {s.sizes.get(0, 0)} of {s.rounds} rounds plain")
+        if s.best_fixed is not None:
+            parts.append(f"best fixed setting so far {s.best_fixed}")
     elif not s.enabled:
         parts.append(f"no drafting ({s.reason})" if s.reason else "no drafting")
     cached = f", {s.cached_tokens} of them cached" if s.cached_tokens else ""

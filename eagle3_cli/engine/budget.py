@@ -22,8 +22,10 @@ from typing import Any
 
 from ..settings import TreeShape
 from .calibration import Calibration
-from .costs import Curve, Points
+from .costs import WIDEST, Curve, Points
+from .hindsight import Hindsight
 from .lookup import Match
+from .threads import Threads
 from .tree import ROOT, Candidates
 
 RECENT = 0.05  # share of a new round in what drafting is worth ...
@@ -37,6 +39,8 @@ WIDTHS = (1, 2, 3, 4, 6, 8, 10)  # rows of a level that are weighed against each
 GIVE_UP = 2  # of them that may be no better than the best before
 AHEAD = 3  # levels that are looked ahead
 BRANCHES = 3  # children of a node that are foreseen
+MOST_BANDS = 12  # that a file may know
+BAND = 2048  # tokens of context up to which costs are learned together; the next bands end at 4 and 16 times as many
 USUAL_ROWS = 16  # of a pass of the drafter; more come after a prompt or a pause
 REMEMBERED = 16  # newest tokens whose hidden states are captured for the draft after a pause
 CAPTURE = 0.02  # of a pass of the target over one row is what capturing its hidden states costs
@@ -88,23 +92,42 @@ class Worth:
 class Machine:
     """What was learned about a pair on a machine.
 
-    target, drafter   costs of their batches
+    target, drafter   costs of their batches, at the length of context that `at` was told last
+    threads           of the drafter
     besides           what a round costs outside both models, in passes of the target over one row
     switch            what a plain round costs more after a tree, for llama.cpp builds another graph and the caches of
                       the processor hold other data, in the same unit
     """
 
-    def __init__(self, target: Points, drafter: Points) -> None:
-        """Priors of both curves."""
-        self._priors = target, drafter
+    def __init__(self, target: Points, drafter: Points, threads: int = 0) -> None:
+        """Priors of both curves, and the most threads that the drafter can have; 0: it has what it has."""
+        self._priors, self._most_threads = (target, drafter), threads
         self.forget()
 
     def forget(self) -> None:
-        self.target, self.drafter = map(Curve, self._priors)
+        self._curves = {0: self._new_curves()}
+        self.target, self.drafter = self._curves[0]
+        self.threads = Threads(self._most_threads)
         self.besides = 0.02
         self.switch = 0.0
         self._calibrations: dict[str, Calibration] = {}
         self._worths: dict[str, Worth] = {}
+
+    def _new_curves(self) -> tuple[Curve, Curve]:
+        target, drafter = self._priors
+        return Curve(target), Curve(drafter)
+
+    def at(self, context: int) -> None:
+        """Costs are those of so many tokens of context.  A band that was never entered starts from the one below."""
+        band = 0
+        while context >= BAND << 2 * band:
+            band += 1
+        if band not in self._curves:
+            self._curves[band] = self._new_curves()
+            known = self._curves[max(b for b in self._curves if b < band)]
+            for curve, other in zip(self._curves[band], known, strict=True):
+                curve.restore(other.as_dict())
+        self.target, self.drafter = self._curves[band]
 
     def calibration(self, temperature_class: str) -> Calibration:
         return self._calibrations.setdefault(temperature_class, Calibration())
@@ -115,8 +138,11 @@ class Machine:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "target": self.target.as_dict(),
-            "drafter": self.drafter.as_dict(),
+            "costs": {
+                str(band): {"target": target.as_dict(), "drafter": drafter.as_dict()}
+                for band, (target, drafter) in self._curves.items()
+            },
+            "threads": self.threads.as_dict(),
             "besides": self.besides,
             "switch": self.switch,
             "calibrations": {name: c.as_dict() for name, c in self._calibrations.items()},
@@ -125,8 +151,13 @@ class Machine:
 
     def restore(self, kept: Any) -> None:
         """What `as_dict` gave.  KeyError, TypeError, ValueError or AttributeError for anything else."""
-        self.target.restore(kept["target"])
-        self.drafter.restore(kept["drafter"])
+        for band, costs in kept["costs"].items():
+            target, drafter = self._curves.setdefault(int(band), self._new_curves())
+            target.restore(costs["target"])
+            drafter.restore(costs["drafter"])
+        if min(self._curves) < 0 or max(self._curves) > MOST_BANDS:
+            raise ValueError("context out of range")
+        self.threads.restore(kept["threads"])
         besides, switch = float(kept["besides"]), float(kept["switch"])
         if not (0 <= besides < 10 and 0 <= switch < 10):
             raise ValueError("costs out of range")
@@ -150,6 +181,7 @@ class Budget:
         self._after_plain = True
         self._plain_share = 1.0  # of recent rounds
         self._hope_every = HOPE_EVERY
+        self.hindsight = Hindsight()
         self.begin(temperature_class)
 
     def begin(self, temperature_class: str) -> None:
@@ -187,8 +219,12 @@ class Budget:
 
     # ---- one round
 
-    def round(self, limit: TreeShape, matches: Sequence[Match] = (), ready: bool = True) -> Round:
-        """The next round.  limit: most that there is room for; ready: the drafter can be asked."""
+    def round(self, limit: TreeShape, matches: Sequence[Match] = (), ready: bool = True, context: int = 0) -> Round:
+        """The next round.
+
+        limit: most that there is room for.  ready: the drafter can be asked.  context: tokens so far.
+        """
+        self.machine.at(context)
         if self._since_plain >= PLAIN_EVERY or self.machine.target.level is None:
             limit, matches = TreeShape(1, 1, 0), ()
         plain_cost = self.verify_cost(0)
@@ -200,6 +236,8 @@ class Budget:
             gain = self._worth.gain(plain_cost)
             if nodes and gain is not None and rate > gain / plain_cost:
                 made.asks = False  # what was found for nothing is better than what drafting gives
+        if made.asks:
+            made.threads = self.machine.threads.choose()
         return made
 
     @property
@@ -243,12 +281,16 @@ class Budget:
             self.machine.besides += 0.05 * (min(besides / target.seconds, 2.0) - self.machine.besides)
         if made.pool:
             self._learn_acceptance(made.pool, tokens)
-        hoped = self.hopes
+        if made.trial is not None:
+            change = self.machine.threads.learn(made.threads, made.trial)
+            if change is not None and self.machine.drafter.level is not None:
+                self.machine.drafter.level += change
+        hoped, cost = self.hopes, self.verify_cost(nodes)
+        self.hindsight.learn(tokens, made.measured + cost, made.pool if made.asks else None)
         self._since_hope += 1
         if hoped:
             self._since_hope, self._hope_every = 0, 2 * self._hope_every
         elif made.asks:
-            cost = self.verify_cost(nodes)
             lost = made.measured + cost - made.expected * self.verify_cost(0)
             self._worth.learn(made.expected, made.spent + cost, max(lost, LOSS))
         else:
@@ -275,10 +317,25 @@ class Budget:
         return {
             "plain_ms": 1e3 * target.seconds if target.seconds else None,
             "verify_cost": {str(n): round(target.costs[n], 3) for n in target.seen},
+            "draft_threads": self.machine.threads.best,
             "draft_cost": {str(n): round(self.draft_cost(n), 3) for n in drafter.seen},
             "besides_cost": round(self.machine.besides, 3),
             "gain_of_drafting": self.gain,
             "plain_tokens_between_drafts": self._worth.pause(self.verify_cost(0)),
+            "hindsight": self._in_hindsight(),
+        }
+
+    def _in_hindsight(self) -> dict[str, object]:
+        """What all rounds so far gained over plain decoding, and what the best fixed setting would have, estimated with
+        the same costs."""
+        plain_cost = self.verify_cost(0)
+        name, best = self.hindsight.best(self.verify_cost, self.draft_cost)
+        own = self.hindsight.tokens / self.hindsight.cost if self.hindsight.cost else None
+        return {
+            "best_fixed": name,
+            "best_fixed_speed_up": best * plain_cost,
+            "speed_up": own and own * plain_cost,
+            "over_best_fixed": own and own / best,
         }
 
     @property
@@ -291,6 +348,7 @@ class Round:
     """The policy of one round's tree (see tree.py, `Policy`).
 
     asks      whether the drafter is to be asked
+    threads   of the drafter's passes
     captures  whether the target's hidden states of this round are wanted
     spent     cost of the drafter's passes so far, as it usually is
     measured  the same, as it was
@@ -304,6 +362,8 @@ class Round:
             self.pool.add_match(match.tokens, match.length)
         self.spent = self.measured = 0.0
         self.expected = 1.0
+        self.threads = budget.machine.threads.best
+        self._usually = self._took = 0.0  # seconds of the drafter's passes
         target = budget.machine.target
         self._costs = target.hoped if budget.hopes else target.costs
         self._ranked: list[float] = []  # values, best first
@@ -340,9 +400,20 @@ class Round:
         that catches up with much text is not a round's usual cost."""
         budget = self._budget
         self.spent += budget.draft_cost(rows if rows <= USUAL_ROWS else 1)
-        if rows <= USUAL_ROWS:
-            budget.machine.drafter.learn(rows, seconds)
+        drafter = budget.machine.drafter
+        if self.threads == budget.machine.threads.best and rows <= USUAL_ROWS:
+            drafter.learn(rows, seconds)
+        self._usually += drafter.seconds * drafter.costs[min(rows, WIDEST)]
+        self._took += seconds
         self.measured += seconds / budget.machine.target.seconds if budget.machine.target.seconds else 0.0
+
+    @property
+    def trial(self) -> float | None:
+        """Natural log of what the drafter's passes took over what they usually take, if they had another number of
+        threads than usual."""
+        if self.threads == self._budget.machine.threads.best or not (self._usually > 0 and self._took > 0):
+            return None
+        return math.log(self._took / self._usually)
 
     def frontier(self, level: Sequence[int], depth: int) -> Sequence[int]:
         self._value()

@@ -173,6 +173,8 @@ class Eagle3Drafter:
     def draft(self, root: int, policy: Policy) -> DraftTree:
         """Catch up with the committed tokens and seed level 1 in one batch, then grow level by level."""
         shape, before = policy.limit, self.seconds
+        if policy.threads:
+            self._encoder.threads = self._decoder.threads = policy.threads
         rows = len(self._tokens) + len(self._waiting_tokens)
         self._fuse_waiting()
         seed = self._seed(root, shape.depth)

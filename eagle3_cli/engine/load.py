@@ -187,7 +187,9 @@ class _Loader:
         on_gpu = backend != "cpu"
         with GgufFile(pair.target) as file:
             prior = GPU_PRIOR if on_gpu else cpu_prior(file.main_type())
-        machine = Machine(prior, GPU_DRAFTER_PRIOR if on_gpu else CPU_DRAFTER_PRIOR)
+        # on a GPU the drafter's threads only wait, and whoever names a number gets it
+        threads = 0 if on_gpu or self.runtime.draft_threads or not pair.draft else self._threads()
+        machine = Machine(prior, GPU_DRAFTER_PRIOR if on_gpu else CPU_DRAFTER_PRIOR, threads)
         return Budget(machine, can_draft=pair.draft is not None)
 
     @staticmethod

@@ -208,7 +208,8 @@ class _Answer:
         if decoder.lookup is not None:
             matches = decoder.lookup.find(root, min(depth, shape.nodes))
         if decoder.budget is not None:
-            return decoder.budget.round(shape, matches, decoder.drafter is not None and decoder.drafter.ready)
+            ready = decoder.drafter is not None and decoder.drafter.ready
+            return decoder.budget.round(shape, matches, ready, len(decoder.committed))
         if shape.nodes < 1 or (decoder.drafter is None and not matches):
             return None
         policy = FixedShape(shape)

@@ -87,11 +87,13 @@ class Policy(Protocol):
     limit   most levels, rows of a level and nodes
     pool    the candidates; n-gram matches are in it before the drafter is asked
     asks    whether the drafter is to be asked
+    threads of its passes; 0: as many as its contexts have
     """
 
     limit: TreeShape
     pool: Candidates
     asks: bool
+    threads: int
 
     def frontier(self, level: Sequence[int], depth: int) -> Sequence[int]:
         """Which of the newest level's nodes are expanded next, ascending; none: the tree is grown.
@@ -112,7 +114,7 @@ class FixedShape:
     never a parent of a kept one.  The result is the same as without that rule, with fewer drafter rows."""
 
     def __init__(self, shape: TreeShape) -> None:
-        self.limit, self.pool, self.asks = shape, Candidates(), True
+        self.limit, self.pool, self.asks, self.threads = shape, Candidates(), True, 0
 
     def frontier(self, level: Sequence[int], depth: int) -> Sequence[int]:
         if depth >= self.limit.depth:

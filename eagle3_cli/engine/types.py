@@ -143,6 +143,12 @@ class Statistics:
         return rate * float(plain_ms) / 1e3 if rate and isinstance(plain_ms, float) else None
 
     @property
+    def best_fixed(self) -> str | None:
+        """The fixed setting that was best for all answers so far, by the budget's estimate; None without one."""
+        found = self.budget and self.budget.get("hindsight")
+        return f"{found['best_fixed']} (about {found['best_fixed_speed_up']:.2f})" if isinstance(found, dict) else None
+
+    @property
     def other_s(self) -> float:
         """Decode time outside llama.cpp calls."""
         return max(0.0, self.decode_s - self.target_s - self.drafter_s - self.sampler_s)

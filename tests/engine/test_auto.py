@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,10 +29,10 @@ def open_auto(tiny_target: Any, tiny_drafters: Any, monkeypatch: Any, tmp_path: 
     monkeypatch.setenv("EAGLE3_CACHE", str(tmp_path / "cache"))
     opened = []
 
-    def open_one(draft: str | None, **changes: Any) -> Any:
+    def open_one(draft: str | None, threads: int = 1, draft_threads: int = 0, **changes: Any) -> Any:
         path = tiny_drafters[draft].path if draft else None
         pair = PairSettings(tiny_target.path, path, **{"lookup": True, **changes})
-        opened.append(load_engine(pair, RUNTIME))
+        opened.append(load_engine(pair, replace(RUNTIME, threads=threads, draft_threads=draft_threads)))
         return opened[-1]
 
     yield open_one
@@ -47,9 +49,12 @@ def always(engine: Any, monkeypatch: Any) -> None:
     """Times tell the budget that speculation is nearly free, whatever this machine says."""
     budget = engine.decoder.budget
     learn = budget.learn
-    monkeypatch.setattr(
-        budget, "learn", lambda made, tokens, nodes, *_: learn(made, tokens, nodes, 0.01 + 1e-5 * nodes, 0.0)
-    )
+
+    def told(made: Any, tokens: Any, nodes: int, *_: float) -> None:
+        made.measured = made.spent
+        learn(made, tokens, nodes, 0.01 + 1e-5 * nodes, 0.0)
+
+    monkeypatch.setattr(budget, "learn", told)
     monkeypatch.setattr(budget.machine.drafter, "learn", lambda rows, seconds: None)
     budget.machine.drafter.level = -12.0
 
@@ -116,7 +121,7 @@ def test_what_one_engine_learned_the_next_one_knows(open_auto):
 def test_a_damaged_file_is_replaced(open_auto):
     first = open_auto("good")
     first.learned.parent.mkdir(parents=True, exist_ok=True)
-    first.learned.write_text('{"format": 1, "machine": 7}')
+    first.learned.write_text('{"format": 2, "machine": 7}')
     second = open_auto("good")
     assert second.decoder.budget.machine.target.level is None
     ask(second, PROMPTS[0], GREEDY, 10)
@@ -132,6 +137,25 @@ def test_budget_is_in_the_statistics(open_auto):
     assert shown["speed_up"] > 0
     assert sum(shown["rounds_by_nodes"].values()) == shown["rounds"]
     assert engine.settings["draft_tokens"] == "auto"
+
+
+def test_any_number_of_draft_threads_gives_the_same_tokens(open_auto, monkeypatch):
+    engine, plain = open_auto("good", threads=2), open_auto(None, lookup=False, no_draft="--no-draft")
+    always(engine, monkeypatch)
+    numbers = itertools.cycle((1, 2))
+    monkeypatch.setattr(engine.decoder.budget.machine.threads, "choose", lambda: next(numbers))
+    assert ask(engine, PROMPTS[0], WARM) == ask(plain, PROMPTS[0], WARM)
+    assert engine.statistics.draft_rounds > 2
+    assert engine.decoder.drafter._decoder.threads in (1, 2)
+    assert engine.decoder.drafter._decoder.threads == engine.decoder.drafter._encoder.threads
+
+
+def test_named_draft_threads_are_kept(open_auto):
+    for draft_threads, choices in ((3, (0,)), (0, (1, 2))):
+        engine = open_auto("good", threads=2, draft_threads=draft_threads)
+        assert engine.decoder.budget.machine.threads.choices == choices
+        ask(engine, PROMPTS[0], GREEDY, 30)
+        assert engine.decoder.drafter._decoder.threads in ((3,) if draft_threads else (1, 2))
 
 
 # ---- pauses -------------------------------------------------------------------------------------------------

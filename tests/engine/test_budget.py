@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import MOST, World, curve, decode, decode_fixed
 
-from eagle3_cli.engine.budget import LOSS, MARGIN, Budget, Machine
+from eagle3_cli.engine.budget import BAND, LOSS, MARGIN, Budget, Machine
 from eagle3_cli.engine.costs import CPU_DRAFTER_PRIOR, CPU_PRIOR, CPU_PRIORS, GPU_PRIOR
 from eagle3_cli.engine.lookup import Match
 from eagle3_cli.engine.tree import ROOT, Candidates, cut
@@ -162,3 +163,29 @@ def test_candidates_merge_what_both_sources_propose():
     assert (pool.drafted[1], pool.matched[2]) == (None, 0)
     tree = cut(pool, 2)
     assert list(tree.sources) == [3, 1]
+
+
+def test_costs_are_of_the_context_at_hand_and_a_longer_one_starts_from_the_shorter():
+    machine = Machine(CPU_PRIOR, CPU_DRAFTER_PRIOR)
+    for _ in range(40):
+        machine.target.learn(1, 0.01)
+        machine.target.learn(4, 0.015)
+    short = machine.target
+    machine.at(BAND - 1)
+    assert machine.target is short
+    machine.at(BAND)
+    assert machine.target is not short
+    assert machine.target.costs[4] == pytest.approx(short.costs[4], rel=0.01)
+    for _ in range(200):
+        machine.target.learn(1, 0.01)
+        machine.target.learn(4, 0.03)
+    assert machine.target.costs[4] == pytest.approx(3.0, rel=0.05)
+    assert short.costs[4] == pytest.approx(1.5, rel=0.05)
+    longer = machine.target
+    for context, found in ((0, short), (4 * BAND - 1, longer), (4 * BAND, None), (BAND, longer)):
+        machine.at(context)
+        assert found is None or machine.target is found
+    again = Machine(CPU_PRIOR, CPU_DRAFTER_PRIOR)
+    again.restore(json.loads(json.dumps(machine.as_dict())))
+    again.at(BAND)
+    assert again.target.costs[4] == pytest.approx(3.0, rel=0.05)
