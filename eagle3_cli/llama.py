@@ -16,6 +16,7 @@ from typing import Any
 
 from . import _native
 from .errors import BackendError, FileError, LlamaError, OptionError, PromptError
+from .huge_pages import ask_for, new_memory, private_memory
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # ggml's backtrace goes to stdout
 
@@ -141,19 +142,31 @@ class Model:
         repack: bool = True,
         progress: Progress | None = None,
         weights: bool = True,
+        mmap: bool = True,
     ) -> None:
         """Load a model.  FileError where llama.cpp refuses the file; check its header first (model_files).
         repack: let the CPU keep weights in the layouts of its fastest kernels (AMX and others).
-        weights: without them nothing can be computed, but everything about the file has been checked."""
+        weights: without them nothing can be computed, but everything about the file has been checked.
+        mmap: as in `RuntimeSettings`."""
         self.path = path
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         params.use_extra_bufts = repack
-        if not weights:
-            params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE  # it asserts that nothing is mapped
+        params.no_alloc = not weights
+        if not (weights and mmap):  # without weights it asserts that nothing is mapped
+            params.load_mode = lib.LLAMA_LOAD_MODE_NONE
         self._devices = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
         params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
-        callback = lib.llama_progress_callback(lambda done, _: progress(done) is None if progress else True)
+        before, asked = private_memory(), False
+
+        def loading(done: float, _: Any) -> bool:
+            nonlocal asked
+            if weights and not asked:
+                ask_for(new_memory(before, private_memory()))
+                asked = True
+            return progress(done) is None if progress else True
+
+        callback = lib.llama_progress_callback(loading)
         params.progress_callback = callback
         forget_log()
         self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)

@@ -118,6 +118,7 @@ class RuntimeSettings:
     device      auto, cpu, cuda or metal
     flash_attn  auto, on or off, for the target
     cache_type_k, cache_type_v   types of the target's KV cache
+    mmap        weights that no kernel wants in another layout stay in the file's pages; else they are read into memory
     """
 
     ctx_size: int = 0
@@ -129,6 +130,7 @@ class RuntimeSettings:
     flash_attn: str = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
+    mmap: bool = True
 
     def __post_init__(self) -> None:
         check_range("--ctx-size", self.ctx_size, 0, 2**24)

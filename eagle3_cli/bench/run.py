@@ -138,7 +138,7 @@ class Contenders:
         """A server with the same files and settings.  One that remembers its answers starts anew before it is asked a
         prompt again, for otherwise it would copy in a repeat what it wrote before."""
         s, ours = self.settings, self.engine.settings
-        same = (ours["ctx_size"], ours["threads"], ours["repack"], ours["flash_attn"])
+        same = (ours["ctx_size"], ours["threads"], ours["repack"], ours["mmap"], ours["flash_attn"])
         server = StartedServer(ServerSettings(binary, s.target, s.draft, types, draft_max, *same))
         self._stack.callback(server.close)
         asked: set[tuple[int, ...]] = set()

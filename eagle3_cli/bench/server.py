@@ -152,6 +152,7 @@ class ServerSettings:
     ctx_size: int
     threads: int
     repack: bool
+    mmap: bool
     flash_attn: str
 
 
@@ -244,6 +245,8 @@ def command(settings: ServerSettings, port: int) -> list[str]:
     ]
     if not settings.repack:
         arguments.append("--no-repack")
+    if not settings.mmap:
+        arguments += ["--load-mode", "none"]
     if settings.types != (PLAIN,):
         arguments += ["--spec-type", ",".join(settings.types)]
     if DRAFTER in settings.types:

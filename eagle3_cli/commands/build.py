@@ -108,6 +108,7 @@ def runtime_settings(flags: Flags) -> RuntimeSettings:
         flash_attn=flags["flash_attn"],
         cache_type_k=flags["cache_type_k"],
         cache_type_v=flags["cache_type_v"],
+        mmap=not flags["no_mmap"],
     )
 
 

@@ -137,6 +137,8 @@ runtime_options: Decorator[Any] = together(
     _default(RUN, "--draft-threads", RUNTIME.draft_threads, "CPU threads of the drafter; 0: as --threads."),
     option(RUN, "--gpu-layers", "-ngl", type=int, metavar="N",
            help="Layers of each model on the GPU; -1, the default, is all where there is one."),
+    option(RUN, "--no-mmap", is_flag=True,
+           help="Read the weights into memory of their own: on a CPU faster to decode with, slower to load."),
     option(RUN, "--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Where to run."),
     option(RUN, "--flash-attn", "-fa", type=click.Choice(list(FLASH_ATTENTION)), default="auto", show_default=True,
            help="Flash attention of the target."),

@@ -195,7 +195,7 @@ class _Loader:
     @staticmethod
     def _that_costs(settings: dict[str, Any]) -> dict[str, Any]:
         """The settings that costs and acceptance depend on."""
-        names = ("device", "gpu_layers", "threads", "draft_threads", "repack", "flash_attn", "cache_type_k",
+        names = ("device", "gpu_layers", "threads", "draft_threads", "repack", "mmap", "flash_attn", "cache_type_k",
                  "cache_type_v", "feedback")  # fmt: skip
         return {**{name: settings[name] for name in names}, "llama-cpp-python": versions()["llama-cpp-python"]}
 
@@ -206,7 +206,7 @@ class _Loader:
     def _model(self, name: str, path: Any) -> Model:
         report = self.progress
         progress = (lambda done: report(name, done)) if report else None
-        return self._own(Model(path, self.devices, self.layers, self.repack, progress))
+        return self._own(Model(path, self.devices, self.layers, self.repack, progress, mmap=self.runtime.mmap))
 
     def _threads(self) -> int:
         return self.runtime.threads or physical_cores()
@@ -252,6 +252,7 @@ class _Loader:
             "device": backend,
             "gpu_layers": self.layers,
             "repack": self.repack,
+            "mmap": self.runtime.mmap,
             "flash_attn": self.flash_attention,
             "cache_type_k": self.runtime.cache_type_k,
             "cache_type_v": self.runtime.cache_type_v,

@@ -104,7 +104,7 @@ def load_model(path: Path, runtime: RuntimeSettings) -> tuple[Model, bool]:
     """The target, and whether it is on a GPU.  FileError for a file that cannot be drafted for."""
     check_target(path)
     devices, layers, _ = choose_devices(runtime.device, runtime.gpu_layers)
-    model = Model(path, devices, layers, not amx_crashes())
+    model = Model(path, devices, layers, not amx_crashes(), mmap=runtime.mmap)
     if model.generates_text and model.keeps_every_position:
         return model, bool(devices)
     fault = "has recurrent layers; eagle3 cannot draft for it" if model.generates_text else "does not generate text"

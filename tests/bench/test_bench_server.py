@@ -26,7 +26,9 @@ from eagle3_cli.bench.server import (
 from eagle3_cli.errors import Eagle3Error, FileError, InputError, OptionError
 from eagle3_cli.settings import RuntimeSettings, TreeShape
 
-SETTINGS = ServerSettings(Path("llama-server"), Path("t.gguf"), Path("d.gguf"), ("none",), 0, 1024, 2, True, "off")
+SETTINGS = ServerSettings(
+    Path("llama-server"), Path("t.gguf"), Path("d.gguf"), ("none",), 0, 1024, 2, True, True, "off"
+)
 SAME = (
     "llama-server --model t.gguf --ctx-size 1024 --threads 2 --threads-batch 2 --parallel 1 --flash-attn off"
     " --host 127.0.0.1 --port 80"
@@ -38,7 +40,7 @@ class FakeEngine:
     """Says the same tokens to everything."""
 
     def __init__(self, tokens=(5, 6, 7)):
-        self.settings = {"ctx_size": 512, "threads": 1, "repack": True, "flash_attn": "off"}
+        self.settings = {"ctx_size": 512, "threads": 1, "repack": True, "mmap": True, "flash_attn": "off"}
         self.tokens = tokens
 
     def stream(self, prompt, sampling, limits):
@@ -120,6 +122,7 @@ def test_a_type_is_one_flag_beside_the_same_settings_for_all(types, added, name)
 
 def test_weights_are_left_as_they_are_where_ours_are():
     assert command(replace(SETTINGS, repack=False), 80)[-1] == "--no-repack"
+    assert command(replace(SETTINGS, mmap=False), 80)[-2:] == ["--load-mode", "none"]
 
 
 @pytest.mark.parametrize(

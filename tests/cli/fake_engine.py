@@ -58,6 +58,7 @@ class FakeEngine:
             "gpu_layers": self.runtime.gpu_layers,
             "device": self.runtime.device,
             "flash_attn": self.runtime.flash_attn,
+            "mmap": self.runtime.mmap,
             "cache_type_k": self.runtime.cache_type_k,
             "cache_type_v": self.runtime.cache_type_v,
             "draft_depth": tree.depth,

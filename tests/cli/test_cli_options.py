@@ -57,6 +57,7 @@ CHANGES = [
     (["--flash-attn", "on"], {"flash_attn": "on"}),
     (["--cache-type-k", "f32"], {"cache_type_k": "f32"}),
     (["--cache-type-v", "q8_0"], {"cache_type_v": "q8_0"}),
+    (["--no-mmap"], {"mmap": False}),
     (["--device", "cpu"], {"device": "cpu"}),
     (["--raw"], {"raw": True}),
     (["--system", "be brief"], {"system": "be brief"}),
