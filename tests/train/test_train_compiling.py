@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import platform
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,3 +106,20 @@ def test_memory_is_kept_only_where_there_is_glibc(monkeypatch):
     monkeypatch.setattr(compiling.platform, "libc_ver", lambda: ("", ""))
     monkeypatch.setattr(compiling.ctypes, "CDLL", lambda _: pytest.fail("was called"))
     compiling.keep_memory()
+    compiling.give_back_memory()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_pages_between_what_is_in_use_go_back():
+    """Every second of many blocks is freed: the process shrinks only when it is told to."""
+    code = (
+        "import re, sys; from eagle3_cli.train import compiling\n"
+        "def rss(): return int(re.search(r'RssAnon:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
+        "compiling.keep_memory(); blocks = [bytes(1 << 20) for _ in range(100)]\n"
+        "blocks = [b.replace(b'\\0', b'x') for b in blocks]; full = rss(); del blocks[::2]; kept = rss()\n"
+        "compiling.give_back_memory(); print(full, kept, rss())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    full, kept, back = map(int, done.stdout.split())
+    assert kept > full - 20_000
+    assert back < kept - 40_000
