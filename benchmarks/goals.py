@@ -109,23 +109,12 @@ def _check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
     check_range("--repeats", args.repeats, 1)
 
 
-def _shape(text: str) -> TreeShape:
-    try:
-        depth, width, nodes = map(int, text.split(","))
-    except ValueError:
-        raise OptionError(f"--shape: expected DEPTH,WIDTH,NODES, got {text}.", "For example 4,4,8.") from None
-    return TreeShape(depth, width, nodes)
-
-
 def bench_settings(args: argparse.Namespace) -> BenchSettings:
     """Of every target's run; the target itself is the demo one."""
-    from eagle3_cli.bench.run import BenchSettings, shape_name
+    from eagle3_cli.bench.run import BenchSettings
     from eagle3_cli.llama import physical_cores
 
-    shapes = tuple(_shape(text) for text in args.shape or SHAPES)
-    names = [shape_name(shape) for shape in shapes]
-    for name in (name for name in names if names.count(name) > 1):
-        raise OptionError(f"--shape: expected one {name}, got several, which would have the same name.")
+    shapes = tuple(map(TreeShape.parse, args.shape or SHAPES))
     types = tuple(dict.fromkeys(speculation(name) for name in args.against_type or DEFAULT_TYPES))
     return BenchSettings(
         target=demo_target(),

@@ -97,6 +97,15 @@ class TreeShape:
         check_range("--draft-width", self.width, 1, 64)
         check_range("--draft-tokens", self.nodes, 0, MAX_SEQUENCES - 1)
 
+    @classmethod
+    def parse(cls, text: str) -> TreeShape:
+        """From "DEPTH,WIDTH,NODES"."""
+        try:
+            depth, width, nodes = map(int, text.split(","))
+        except ValueError:
+            raise OptionError(f"--shape: expected DEPTH,WIDTH,NODES, got {text}.", "For example 4,4,8.") from None
+        return cls(depth, width, nodes)
+
     @property
     def name(self) -> str:
         """For tables: "chain 3", "tree 8"."""

@@ -11,6 +11,7 @@ import pytest
 
 from eagle3_cli.bench.run import Sample
 from eagle3_cli.errors import FileError, OptionError
+from eagle3_cli.settings import TreeShape
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 goals, bars, page, measuring = (
@@ -335,4 +336,4 @@ def test_the_machine_is_described_without_its_name():
 
 def test_a_shape_out_of_range_is_refused():
     with pytest.raises(OptionError, match="--draft-depth"):
-        goals._shape("0,1,1")
+        TreeShape.parse("0,1,1")

@@ -13,20 +13,21 @@ from typing import Any
 from ..engine import Engine
 from ..settings import Limits, SamplingSettings, TreeShape
 from .prompts import Prompt
-from .run import Contenders, shape_name
+from .run import Contenders
 
 
 @dataclass(frozen=True)
 class Difference:
     """Where a greedy answer first differs from the plain one.
 
+    contender  "auto" or a fixed tree
     task       of the prompt
     prompt     its number in the run, from 0
     position   index of the token in the answer
     gap        logit of plain's token minus logit of the other, as plain decoding computes them
     """
 
-    shape: str
+    contender: str
     task: str
     prompt: int
     position: int
@@ -55,21 +56,22 @@ class CheckResult:
 def check(
     contenders: Contenders, prompts: Sequence[Prompt], shapes: Sequence[TreeShape], max_tokens: int
 ) -> CheckResult:
-    """Greedy answers of every shape against plain decoding, prompt by prompt."""
+    """Greedy answers of every shape, and of trees that a budget chooses, against plain decoding, prompt by prompt."""
     engine, plain = contenders.engine, contenders.plain
     differences = []
     for number, asked in enumerate(prompts):
         prompt = engine.render([{"role": "user", "content": asked.text}])
         expected = _greedy(plain, prompt, max_tokens)
-        for shape in shapes:
-            engine.decoder.shape = shape
-            got = _greedy(engine, prompt, max_tokens)
+        for shape in (None, *shapes):
+            if shape:
+                engine.decoder.shape = shape
+            got = _greedy(engine if shape else contenders.auto, prompt, max_tokens)
             if got != expected:
                 at = next(i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b)
                 gap = plain.logit_gap([*prompt, *expected[:at]], expected[at], got[at])
-                where = (shape_name(shape), asked.task, number, at)
+                where = (shape.name if shape else "auto", asked.task, number, at)
                 differences.append(Difference(*where, expected[at], got[at], gap))
-    return CheckResult(len(prompts) * len(shapes), tuple(differences))
+    return CheckResult(len(prompts) * (1 + len(shapes)), tuple(differences))
 
 
 def _greedy(engine: Engine, prompt: Sequence[int], max_tokens: int) -> list[int]:

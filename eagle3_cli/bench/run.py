@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine import Engine, load_engine
-from ..errors import InputError
+from ..errors import InputError, OptionError
 from ..settings import Limits, PairSettings, RuntimeSettings, SamplingSettings, TreeShape
 from .prompts import Prompt, digest
 from .server import DEFAULT_TYPES, DRAFTER, REMEMBERS, Server, ServerSettings, StartedServer, contender_name, is_url
@@ -33,6 +33,11 @@ class BenchSettings:
     against_types: tuple[tuple[str, ...], ...] = tuple((name,) for name in DEFAULT_TYPES)
     draft_max: tuple[int, ...] = (1, 2, 3)
     feedback: str = "auto"
+
+    def __post_init__(self) -> None:
+        names = [shape.name for shape in self.shapes]
+        for name in (name for name in names if names.count(name) > 1):
+            raise OptionError(f"--shape: expected one {name}, got several, which would share a row of the table.")
 
 
 @dataclass(frozen=True)
@@ -77,10 +82,6 @@ Answer = Callable[[Sequence[int], float, int], dict[str, Any]]
 """(prompt ids, temperature, seed) -> the fields of a Sample from `tokens` on."""
 
 
-def shape_name(shape: TreeShape) -> str:
-    return f"chain {shape.nodes}" if shape.width == 1 else f"tree {shape.nodes}"
-
-
 class Contenders:
     """All contenders of a run, loaded.  `engine` renders the prompts and decodes with fixed trees, `auto` with those
     that a budget chooses, `plain` without a drafter."""
@@ -110,7 +111,7 @@ class Contenders:
             "auto": self._ours(self.auto, None),
         }
         for shape in s.shapes:
-            self.answers[shape_name(shape)] = self._ours(self.engine, shape)
+            self.answers[shape.name] = self._ours(self.engine, shape)
         if remote:
             self.answers[f"llama-server at {remote.url}"] = self._remote(remote)
             self.against = remote.described()
@@ -214,7 +215,7 @@ def pinned(settings: BenchSettings, prompts: Sequence[Prompt]) -> dict[str, Any]
         "max_tokens": settings.max_tokens,
         "repeats": settings.repeats,
         "temperatures": list(settings.temperatures),
-        "shapes": {shape_name(shape): asdict(shape) for shape in settings.shapes},
+        "shapes": {shape.name: asdict(shape) for shape in settings.shapes},
         "seed": SEED,
     }
 

@@ -149,7 +149,7 @@ def _settings(flags: dict[str, Any]) -> BenchSettings:
         draft=pair.draft,
         runtime=runtime_settings(flags),
         feedback=pair.feedback,
-        shapes=tuple(_shape(text) for text in flags["shapes"]) or SHAPES,
+        shapes=tuple(map(TreeShape.parse, flags["shapes"])) or SHAPES,
         temperatures=flags["temperatures"] or (0.0, 1.0),
         repeats=flags["repeats"],
         max_tokens=flags["max_tokens"],
@@ -177,14 +177,6 @@ def _against_types(flags: dict[str, Any]) -> tuple[tuple[str, ...], ...]:
     for most in flags["draft_max"]:
         check_range("--draft-max", most, 1)
     return types
-
-
-def _shape(text: str) -> TreeShape:
-    try:
-        depth, width, nodes = (int(part) for part in text.split(","))
-    except ValueError:
-        raise OptionError(f"--shape: expected DEPTH,WIDTH,NODES, got {text}.", "For example 4,4,8.") from None
-    return TreeShape(depth, width, nodes)
 
 
 @dataclass(frozen=True)
@@ -256,7 +248,7 @@ def _check(console: Console, contenders: Any, prompts: tuple[Prompt, ...], flags
 
 def _describe(result: CheckResult) -> str:
     lines = [
-        f"{d.task}, prompt {d.prompt}, {d.shape}:"
+        f"{d.task}, prompt {d.prompt}, {d.contender}:"
         f" token {d.position} is {d.drafted} instead of {d.plain}, logit gap {d.gap:.5f}"
         for d in result.differences
     ]

@@ -111,6 +111,13 @@ def test_what_cannot_be_asked_is_refused(bench, tmp_path):
     unknown = bench("--task", "poetry")
     assert unknown.code == 2
     assert "--task: expected one of mixed, chat, code" in unknown.err
+    for shapes, message in (
+        (("4,4",), "--shape: expected DEPTH,WIDTH,NODES, got 4,4"),
+        (("4,2,8", "4,4,8"), "one tree 8"),
+    ):
+        refused = bench(*(part for shape in shapes for part in ("--shape", shape)))
+        assert (refused.code, refused.out) == (2, "")
+        assert message in refused.err
     both = bench("--task", "code", "--prompts", str(tmp_path / "own.jsonl"))
     assert both.code == 2
     assert "--task: names built-in prompts, which --prompts replaces." in both.err

@@ -58,7 +58,7 @@ def contenders(target, runtime, shapes):
 
 
 def describe(result):
-    return [(d.shape, d.prompt, d.position, round(d.gap, 6)) for d in result.differences]
+    return [(d.contender, d.prompt, d.position, round(d.gap, 6)) for d in result.differences]
 
 
 def test_greedy_answers_of_the_quantised_pair_are_near_those_of_plain_decoding(target):
