@@ -45,6 +45,18 @@ class Worker:
             self._thread.shutdown()
 
 
+def release_threads() -> None:
+    """End the OpenMP threads that wait for the calling thread's next work.
+
+    PyTorch and llama.cpp share one OpenMP.  Once it has more threads than there are cores, one that waits sleeps
+    instead of spinning, and llama.cpp, which waits after every operation, decodes four times slower.  A thread that
+    ends releases its own; a `Worker` has to be closed for that.  Where OpenMP does not know how, nothing is done.
+    """
+    pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
+    if pause is not None:
+        pause(2)  # omp_pause_hard
+
+
 @cache
 def compile_fault(device: str) -> str | None:
     """Why torch.compile does not work here ("no C++ compiler"), found by trying; None where it does."""

@@ -21,7 +21,16 @@ from torch import nn
 
 from ..errors import Eagle3Error, OptionError
 from ..interrupt import gentle_interrupt
-from .compiling import PAYS, Worker, compiles, give_back_memory, keep_memory, mixed_precision, training_device
+from .compiling import (
+    PAYS,
+    Worker,
+    compiles,
+    give_back_memory,
+    keep_memory,
+    mixed_precision,
+    release_threads,
+    training_device,
+)
 from .loss import TrainingStep
 from .model import Drafter, collate
 from .order import Order, epoch_batches, rate
@@ -88,9 +97,10 @@ class Loop:
         s = job.settings
         self.job, self.hooks = job, hooks
         self.accelerator = accelerator_for(s)
+        release_threads()  # those of llama.cpp, if it has captured here
         self.worker = Worker(self.accelerator.device.type)
         if s.runtime.threads:
-            torch.set_num_threads(s.runtime.threads)
+            self.worker(torch.set_num_threads, s.runtime.threads)  # OpenMP keeps a number per thread
         keep_memory()
         self.order = Order(job.reader.lengths[job.training], s.batch_tokens, s.seed)
         self.group = s.accumulate * self.accelerator.num_processes
@@ -184,6 +194,13 @@ class Loop:
 
     def run(self) -> dict[str, Any]:
         """Train to the end; the last evaluation.  KeyboardInterrupt after a Ctrl-C, once the state is saved."""
+        try:
+            self._run()
+        finally:
+            self.worker.close()
+        return self.last_evaluation()
+
+    def _run(self) -> None:
         if self.step == 0:
             self.worker(self._evaluate)
         with gentle_interrupt() as interrupted, ThreadPoolExecutor(1, "batches") as reading:
@@ -204,7 +221,6 @@ class Loop:
                 if stop:
                     self.hooks.report(f"stopped after step {self.step} of {self.total}; the state is saved.")
                     raise KeyboardInterrupt
-        return self.last_evaluation()
 
     def _tell(self, over: bool) -> None:
         s = self.job.settings

@@ -105,6 +105,9 @@ def measure(settings: TrainSettings, drafter: Path, samples: Iterable[Any], hook
     In a thread of its own: PyTorch's bfloat16 products leave a thread's AMX tiles unconfigured, and llama.cpp, which
     configures them once per thread, would die of it (SIGILL) where both have worked.
     """
+    from .compiling import release_threads
+
+    release_threads()
     interrupted = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         try:

@@ -123,3 +123,33 @@ def test_pages_between_what_is_in_use_go_back():
     full, kept, back = map(int, done.stdout.split())
     assert kept > full - 20_000
     assert back < kept - 40_000
+
+
+THREADS = """
+import os, torch
+from eagle3_cli.train import compiling
+def threads(): return len(os.listdir("/proc/self/task"))
+torch.set_num_threads(3)
+a = torch.randn(600, 600)
+before = threads()
+a @ a
+with_pool = threads()
+compiling.release_threads()
+released = threads()
+worker = compiling.Worker("cpu")
+worker(lambda: (torch.set_num_threads(3), a @ a))
+in_worker = threads()
+worker.close()
+print(before, with_pool, released, in_worker, threads())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_threads_that_wait_for_more_work_end():
+    """Those of this thread when told to, those of a worker with it: llama.cpp's would sleep beside them."""
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
+    before, with_pool, released, in_worker, closed = map(int, done.stdout.split())
+    assert with_pool == before + 2
+    assert released == before
+    assert in_worker == before + 3
+    assert closed == before
