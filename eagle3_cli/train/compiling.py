@@ -32,8 +32,11 @@ class Worker:
     thread, so where it has computed before, it dies at its next product: SIGILL.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, threads: int = 0) -> None:
+        """threads: of PyTorch there, for OpenMP keeps a number per thread; 0: as it chooses."""
         self._thread = ThreadPoolExecutor(1, "pytorch") if device == "cpu" else None
+        if threads:
+            self(torch.set_num_threads, threads)
 
     def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if self._thread is None:
@@ -42,6 +45,7 @@ class Worker:
 
     def close(self) -> None:
         if self._thread:
+            self._thread.submit(release_threads)
             self._thread.shutdown()
 
 
@@ -49,8 +53,7 @@ def release_threads() -> None:
     """End the OpenMP threads that wait for the calling thread's next work.
 
     PyTorch and llama.cpp share one OpenMP.  Once it has more threads than there are cores, one that waits sleeps
-    instead of spinning, and llama.cpp, which waits after every operation, decodes four times slower.  A thread that
-    ends releases its own; a `Worker` has to be closed for that.  Where OpenMP does not know how, nothing is done.
+    instead of spinning, and llama.cpp, which waits after every operation, decodes four times slower.  Where OpenMP does not know how, nothing is done.
     """
     pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
     if pause is not None:

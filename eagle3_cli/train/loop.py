@@ -98,9 +98,7 @@ class Loop:
         self.job, self.hooks = job, hooks
         self.accelerator = accelerator_for(s)
         release_threads()  # those of llama.cpp, if it has captured here
-        self.worker = Worker(self.accelerator.device.type)
-        if s.runtime.threads:
-            self.worker(torch.set_num_threads, s.runtime.threads)  # OpenMP keeps a number per thread
+        self.worker = Worker(self.accelerator.device.type, s.runtime.threads)
         keep_memory()
         self.order = Order(job.reader.lengths[job.training], s.batch_tokens, s.seed)
         self.group = s.accumulate * self.accelerator.num_processes

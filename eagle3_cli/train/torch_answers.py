@@ -54,9 +54,7 @@ class TorchAnswerWriter(Writer):
         super().__init__(settings, progress)
         tokenizer = HfTokenizer(path)
         self.device = torch_device(runtime.device)
-        if runtime.threads:
-            torch.set_num_threads(runtime.threads)
-        self._worker = Worker(self.device.type)
+        self._worker = Worker(self.device.type, runtime.threads)
         self.model = load_model(path, TORCH_TYPES[dtype]).to(self.device).eval()
         self.model.generation_config = _generation()  # its penalties and temperatures are not the law here
         trained = int(self.model.config.max_position_embeddings)

@@ -31,9 +31,7 @@ class TransformersRunner:
         """compiled: through torch.compile where it works.  report: told where it does not."""
         self.path, self.layers = settings.target, list(layers)
         self.device = torch_device(settings.runtime.device)
-        if settings.runtime.threads:
-            torch.set_num_threads(settings.runtime.threads)
-        self._worker = Worker(self.device.type)
+        self._worker = Worker(self.device.type, settings.runtime.threads)
         self.model = load_model(self.path, TORCH_TYPES[settings.dtype]).to(self.device).eval()
         self.rows = max(settings.runtime.batch, 8 * BATCH_TOKENS)
         self.limit = settings.runtime.ctx_size or int(self.model.config.max_position_embeddings)
