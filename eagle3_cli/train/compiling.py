@@ -53,7 +53,8 @@ def release_threads() -> None:
     """End the OpenMP threads that wait for the calling thread's next work.
 
     PyTorch and llama.cpp share one OpenMP.  Once it has more threads than there are cores, one that waits sleeps
-    instead of spinning, and llama.cpp, which waits after every operation, decodes four times slower.  Where OpenMP does not know how, nothing is done.
+    instead of spinning, and llama.cpp, which waits after every operation, decodes four times slower.  Where OpenMP does
+    not know how, nothing is done.
     """
     pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
     if pause is not None:
