@@ -46,7 +46,7 @@ slow: $(VENV)/torch
 
 train-demo: $(VENV)/torch
 	$(BIN)/eagle3 train --target "$$($(BIN)/python -c 'from eagle3_cli.demo import demo_target; print(demo_target())')" \
-	  -o .build/train-demo --tokens 50000 --answer-tokens 200 --max-length 512 --ffn 768 --draft-vocab 4096 \
+	  -o .build/train-demo --tokens 40000 --answer-tokens 200 --max-length 512 --ffn 768 --draft-vocab 4096 \
 	  --ttt-steps 3 --lr 2e-3 --batch-tokens 2048 --epochs 6 --max-minutes 5
 
 reproduce: $(VENV)/torch
