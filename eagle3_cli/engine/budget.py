@@ -31,8 +31,8 @@ from .tree import ROOT, Candidates
 RECENT = 0.05  # share of a new round in what drafting is worth ...
 RECENT_PAUSED = 0.2  # ... of one that was drafted after a pause
 MARGIN = 1.05  # speculation has to promise so much more than plain decoding: the best of many estimates is a lucky one
-LOSS = 0.01  # of plain decoding's time that asking the drafter in vain may cost
-LONGEST_PAUSE = 128  # plain tokens between two drafted rounds
+LOSS = 0.006  # of plain decoding's time that asking the drafter in vain may cost
+LONGEST_PAUSE = 512  # plain tokens between two drafted rounds
 HOPE_EVERY = 24  # rounds until one is chosen as if unmeasured widths were cheap; doubles each time
 PLAIN_EVERY = 64  # drafted rounds after which one is plain, so that the cost of one row stays known
 WIDTHS = (1, 2, 3, 4, 6, 8, 10)  # rows of a level that are weighed against each other
@@ -41,8 +41,9 @@ AHEAD = 3  # levels that are looked ahead
 BRANCHES = 3  # children of a node that are foreseen
 MOST_BANDS = 12  # that a file may know
 BAND = 2048  # tokens of context up to which costs are learned together; the next bands end at 4 and 16 times as many
+RESTS = 15  # plain rounds after a plain one in a pause, in which nothing is weighed and learned
 USUAL_ROWS = 16  # of a pass of the drafter; more come after a prompt or a pause
-REMEMBERED = 16  # newest tokens whose hidden states are captured for the draft after a pause
+REMEMBERED = 8  # newest tokens whose hidden states are captured for the draft after a pause
 CAPTURE = 0.02  # of a pass of the target over one row is what capturing its hidden states costs
 
 
@@ -172,6 +173,8 @@ class Budget:
     """Decides for one answer at a time; what it learns goes into a `Machine`.
 
     can_draft   whether there is a drafter
+    resting     so many rounds to come are plain unless n-grams match: on a small target, weighing what cannot pay costs
+                a share of the time, and a few rounds say what all cost
     """
 
     def __init__(self, machine: Machine, can_draft: bool = True, temperature_class: str = "0") -> None:
@@ -188,6 +191,7 @@ class Budget:
         """Another answer."""
         self._calibration = self.machine.calibration(temperature_class)
         self._worth = self.machine.worth(temperature_class)
+        self.resting = self._rested = 0
 
     # ---- costs, in passes of the target over one row
 
@@ -286,7 +290,10 @@ class Budget:
             if change is not None and self.machine.drafter.level is not None:
                 self.machine.drafter.level += change
         hoped, cost = self.hopes, self.verify_cost(nodes)
-        self.hindsight.learn(tokens, made.measured + cost, made.pool if made.asks else None)
+        rested, self._rested = self._rested, 0
+        self.hindsight.learn(rested + len(tokens), rested * self.verify_cost(0) + made.measured + cost)
+        if made.asks:
+            self.hindsight.learn_ranks(tokens, made.pool)
         self._since_hope += 1
         if hoped:
             self._since_hope, self._hope_every = 0, 2 * self._hope_every
@@ -295,6 +302,14 @@ class Budget:
             self._worth.learn(made.expected, made.spent + cost, max(lost, LOSS))
         else:
             self._worth.plain += len(tokens)
+            if not (made.pool or made.captures):
+                self.resting = RESTS
+
+    def rest(self, tokens: int) -> None:
+        """A round was plain because of `resting`."""
+        self.resting -= 1
+        self._worth.plain += tokens
+        self._rested += tokens
 
     def _learn_acceptance(self, pool: Candidates, tokens: Sequence[int]) -> None:
         """Of all candidates whose parent the walk reached."""

@@ -110,9 +110,11 @@ class Eagle3Drafter:
     def _start_behind(self, count: int) -> None:
         """Forget everything: the features of `count` more positions do not exist, and a pair's key and value need its
         own.  Positions stay what they are, so a row sees the pairs behind the gap at their distances."""
-        self._pairs += len(self._tokens) + len(self._waiting_tokens) + count
-        self._tokens, self._g = [], self._g[:0]
-        self._waiting_tokens, self._waiting = [], []
+        self._pairs += count
+        if self.ready:
+            self._pairs += len(self._tokens) + len(self._waiting_tokens)
+            self._tokens, self._g = [], self._g[:0]
+            self._waiting_tokens, self._waiting = [], []
         if not self._empty:
             self._decoder.remove(0, 0)
             self._empty = True

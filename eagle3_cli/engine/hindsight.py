@@ -29,13 +29,14 @@ class Hindsight:
         self._hits: list[list[float]] = []  # [depth - 1][rank]
         self._since = 0.0  # tokens since the last drafted round: a drafted one after a pause stands for all of them
 
-    def learn(self, tokens: Sequence[int], cost: float, pool: Candidates | None) -> None:
-        """A round's tokens and cost.  pool: its candidates, where the drafter was asked."""
-        self.tokens += len(tokens)
+    def learn(self, tokens: int, cost: float) -> None:
+        """A round emitted so many tokens at such a cost."""
+        self.tokens += tokens
         self.cost += cost
-        self._since += len(tokens)
-        if pool is None:
-            return
+        self._since += tokens
+
+    def learn_ranks(self, tokens: Sequence[int], pool: Candidates) -> None:
+        """The drafter was asked in that round, and these are its candidates."""
         weight, self._since = self._since / len(tokens), 0.0
         node = ROOT
         for depth, token in enumerate(tokens):

@@ -76,10 +76,10 @@ class Lookup:
         size = len(text)
         if most < 1:
             return []
-        last = text[max(size + 1 - self.longest, 0) :]
-        last.append(root)
-        end = self._newest.get(tuple(last[-self.shortest :]), 0)
-        last.reverse()
+        end = self._newest.get((*text[max(size + 1 - self.shortest, 0) :], root), 0)
+        if not end:
+            return []
+        last = [*text[max(size + 1 - self.longest, 0) :], root][::-1]
         best: dict[int, tuple[int, int]] = {}  # first token that follows -> length and end of its best match
         for _ in range(CHECKED):
             if not end:

@@ -203,11 +203,14 @@ class _Answer:
     def _policy(self, root: int, depth: int, nodes: int) -> Policy | None:
         """How this round's tree grows; None: there is none."""
         decoder, shape = self.decoder, self.decoder.shape
-        shape = TreeShape(max(1, min(depth, shape.depth)), shape.width, min(nodes, shape.nodes) if depth else 0)
+        if depth < shape.depth or nodes < shape.nodes:
+            shape = TreeShape(max(1, min(depth, shape.depth)), shape.width, min(nodes, shape.nodes) if depth else 0)
         matches: Sequence[Match] = ()
         if decoder.lookup is not None:
             matches = decoder.lookup.find(root, min(depth, shape.nodes))
         if decoder.budget is not None:
+            if decoder.budget.resting and not matches:
+                return None
             ready = decoder.drafter is not None and decoder.drafter.ready
             return decoder.budget.round(shape, matches, ready, len(decoder.committed))
         if shape.nodes < 1 or (decoder.drafter is None and not matches):
@@ -249,6 +252,9 @@ class _Answer:
     def _learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
         """Tell the budget what the round cost and emitted."""
         if self.decoder.budget is None:
+            return
+        if self.policy is None:
+            self.decoder.budget.rest(len(verdict.tokens))
             return
         assert isinstance(self.policy, Round)
         drafter = self.decoder.drafter

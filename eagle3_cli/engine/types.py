@@ -111,6 +111,8 @@ class Statistics:
         self.drafted += len(tree)
         self.accepted += len(verdict.accepted)
         self.sizes[len(tree)] = self.sizes.get(len(tree), 0) + 1
+        if not tree:
+            return
         for source in tree.sources:
             self.drafted_from[source] = self.drafted_from.get(source, 0) + 1
         for node in verdict.accepted if tree.sources else ():

@@ -23,11 +23,17 @@ def pool_of(*levels: list[float]) -> Candidates:
     return pool
 
 
+def learn(seen: Hindsight, tokens: list[int], pool: Candidates) -> None:
+    """A drafted round at cost 1."""
+    seen.learn(len(tokens), 1.0)
+    seen.learn_ranks(tokens, pool)
+
+
 def test_a_chain_is_a_sum_of_products_of_the_rates_of_best_children():
     seen = Hindsight()
     for tokens in ([0, 0, 9], [0, 1], [1], [9]):
         for _ in range(20):
-            seen.learn(tokens, 1.0, pool_of([0.6, 0.3], [0.5, 0.2]))
+            learn(seen, tokens, pool_of([0.6, 0.3], [0.5, 0.2]))
     # depth 1: 80 rounds, best child 40, next 20; depth 2: 40 walks, best 20, next 20.  Weights are all one.
     assert seen.acceptance_length(TreeShape(1, 1, 1)) == pytest.approx(1 + 0.5)
     assert seen.acceptance_length(TreeShape(2, 1, 2)) == pytest.approx(1 + 0.5 + 0.25)
@@ -41,18 +47,18 @@ def test_a_round_after_a_pause_stands_for_the_pause():
     """Easy text is drafted in every round, hard text every tenth token; both are half of the text."""
     seen = Hindsight()
     for _ in range(100):
-        seen.learn([0], 1.0, pool_of([0.9]))
+        learn(seen, [0], pool_of([0.9]))
     for _ in range(10):
         for _ in range(9):
-            seen.learn([9], 1.0, None)
-        seen.learn([9], 1.0, pool_of([0.9]))
+            seen.learn(1, 1.0)
+        learn(seen, [9], pool_of([0.9]))
     assert seen.acceptance_length(TreeShape(1, 1, 1)) == pytest.approx(1.5)
 
 
 def test_the_best_fixed_setting_by_costs():
     seen = Hindsight()
     for _ in range(100):
-        seen.learn([0, 0, 0], 1.0, pool_of([0.9], [0.9], [0.9]))
+        learn(seen, [0, 0, 0], pool_of([0.9], [0.9], [0.9]))
     assert seen.best(lambda nodes: 1.0, lambda rows: 0.1)[0] == "chain 3"
     name, rate = seen.best(lambda nodes: 1.0 + nodes, lambda rows: 0.1)
     assert (name, rate) == ("plain", 1.0)
