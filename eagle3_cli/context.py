@@ -11,6 +11,7 @@ import numpy as np
 
 from . import _native
 from .errors import LlamaError
+from .huge_pages import ask_for, collapse, new_memory, private_memory
 from .llama import Model, forget_log, function, lib, physical_cores, recent_log
 from .settings import CACHE_TYPES, FLASH_ATTENTION, RuntimeSettings
 
@@ -99,7 +100,11 @@ class Context:
         # float32 [capacity, width]: the rows that the last process captured; valid until the next one
         self.captured: Any = None if capture is None else np.asarray(memoryview(capture))
         forget_log()
+        before = private_memory()
         self.handle: Any = lib.llama_init_from_model(model.handle, params)
+        buffers = new_memory(before, private_memory())
+        ask_for(buffers)
+        collapse(buffers)
         if not self.handle:
             reason = recent_log() or "no reason given"
             raise LlamaError(

@@ -1,9 +1,9 @@
-"""Weights in pages of 2 MB.
+"""Weights and KV caches in pages of 2 MB.
 
-Decoding reads every weight for every token.  With pages of 4 kB the processor looks up as many addresses as it reads
+Decoding reads all of them for every token.  With pages of 4 kB the processor looks up as many addresses as it reads
 pages; where it is a virtual machine's, each look-up is two.  Linux gives larger pages to memory that asks for them, and
 llama.cpp does not ask.  A model's buffers exist, and are still empty, when its loader reports progress for the first
-time: then is the time.  Elsewhere than on Linux, and for weights that are mapped from the file, nothing is done.
+time: then is the time.  A KV cache is zeroed as soon as it exists, so its pages are merged afterwards.  Elsewhere than on Linux, and for weights that are mapped from the file, nothing is done.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import ctypes
 from pathlib import Path
 
 HUGE = 2 << 20  # bytes of a page
-_ADVICE = 14  # MADV_HUGEPAGE
+_ADVICE, _COLLAPSE = 14, 25  # MADV_HUGEPAGE, MADV_COLLAPSE (Linux 6.1)
+_MOST = 1 << 29  # bytes that are merged at most: a copy of them, about 0.3 s
 _MAPS = Path("/proc/self/maps")
 
 Range = tuple[int, int]
@@ -51,8 +52,24 @@ def new_memory(before: list[Range], now: list[Range]) -> list[Range]:
 
 def ask_for(ranges: list[Range]) -> int:
     """Ask for huge pages there; bytes that the system has agreed to."""
-    madvise = getattr(ctypes.CDLL(None), "madvise", None) if ranges else None
+    return sum(end - start for start, end in ranges if _madvise(start, end - start, _ADVICE))
+
+
+def collapse(ranges: list[Range]) -> int:
+    """Merge the small pages that are in use there; bytes in huge pages afterwards."""
+    done = 0
+    for start, end in ranges:
+        for page in range(start, end, HUGE):
+            if done >= _MOST:
+                return done
+            done += HUGE * _madvise(page, HUGE, _COLLAPSE)  # refused where nothing is in use
+    return done
+
+
+def _madvise(start: int, size: int, advice: int) -> bool:
+    """Whether the system agrees."""
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is None:
-        return 0
+        return False
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return sum(end - start for start, end in ranges if madvise(start, end - start, _ADVICE) == 0)
+    return bool(madvise(start, size, advice) == 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ class Engine:
         self.notes = () if settings["repack"] else (AMX_NOTE,)
         self._reason = reason
         self._owned = owned
+        self.models: Mapping[Path, Model] = {}  # by file
         self.learned: Path | None = None  # the file that what the budget learns is kept in
         self.load_s = 0.0
         self.statistics = self._new_statistics()
@@ -116,10 +117,13 @@ def tokenize_rendered(model: Model, text: str) -> list[int]:
     return model.tokenize(text, add_special=not (bos and text.startswith(bos)))
 
 
-def load_engine(pair: PairSettings, runtime: RuntimeSettings, progress: Progress | None = None) -> Engine:
+def load_engine(
+    pair: PairSettings, runtime: RuntimeSettings, progress: Progress | None = None, beside: Engine | None = None
+) -> Engine:
     """Check both files, load them, make the contexts.  Raises InputError subclasses before llama.cpp sees bad input.
 
-    progress gets ("target" or "drafter", fraction done).
+    progress gets ("target" or "drafter", fraction done).  beside: an engine with the same runtime whose weights are
+    used where the files are the same; it has to be closed after this one.
     """
     started = time.perf_counter()
     check_target(pair.target)
@@ -128,7 +132,7 @@ def load_engine(pair: PairSettings, runtime: RuntimeSettings, progress: Progress
         pair = replace(pair, feedback=_feedback(pair, info))
     devices, layers, backend = choose_devices(runtime.device, runtime.gpu_layers)
     shape = pair.tree(on_gpu=backend != "cpu")
-    loader = _Loader(runtime, devices, layers, progress, pair.lookup)
+    loader = _Loader(runtime, devices, layers, progress, pair.lookup, beside.models if beside else {})
     try:
         engine = loader.engine(pair, info, shape, backend)
     except BaseException:
@@ -151,8 +155,15 @@ class _Loader:
     """Makes the parts in order and frees them in reverse order."""
 
     def __init__(
-        self, runtime: RuntimeSettings, devices: list[int], layers: int, progress: Progress | None, lookup: bool
+        self,
+        runtime: RuntimeSettings,
+        devices: list[int],
+        layers: int,
+        progress: Progress | None,
+        lookup: bool,
+        loaded: Mapping[Path, Model],
     ) -> None:
+        self.models = dict(loaded)
         self.runtime, self.devices, self.layers, self.progress = runtime, devices, layers, progress
         self.lookup = lookup
         self.flash_attention = runtime.flash_attention(on_gpu=bool(devices))
@@ -177,6 +188,7 @@ class _Loader:
         budget = self._budget(pair, backend) if pair.drafts and pair.nodes is None else None
         lookup = Lookup() if pair.lookup else None
         engine = Engine(Decoder(model, target, drafter, shape, budget, lookup), settings, pair.no_draft, self.owned)
+        engine.models = self.models
         if budget:
             engine.learned = place({"target": pair.target, "draft": pair.draft}, self._that_costs(settings))
             recall(engine.learned, budget.machine)
@@ -203,10 +215,14 @@ class _Loader:
         self.owned.insert(0, part)
         return part
 
-    def _model(self, name: str, path: Any) -> Model:
+    def _model(self, name: str, path: Path) -> Model:
+        if path in self.models:
+            return self.models[path]
         report = self.progress
         progress = (lambda done: report(name, done)) if report else None
-        return self._own(Model(path, self.devices, self.layers, self.repack, progress, mmap=self.runtime.mmap))
+        model = Model(path, self.devices, self.layers, self.repack, progress, mmap=self.runtime.mmap)
+        self.models[path] = self._own(model)
+        return model
 
     def _threads(self) -> int:
         return self.runtime.threads or physical_cores()

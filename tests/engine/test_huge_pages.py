@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle3_cli.huge_pages import HUGE, ask_for, new_memory, private_memory
+from eagle3_cli.huge_pages import HUGE, ask_for, collapse, new_memory, private_memory
 from eagle3_cli.llama import Model
 
 M = HUGE
@@ -84,3 +84,17 @@ def test_a_system_that_does_not_tell_is_not_asked(monkeypatch, tmp_path):
     monkeypatch.setattr("eagle3_cli.huge_pages._MAPS", tmp_path / "none")
     assert private_memory() == []
     assert new_memory([], private_memory()) == []
+
+
+@needs_huge_pages
+def test_pages_in_use_are_merged_and_others_are_left_empty():
+    memory = mmap.mmap(-1, 12 * M, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    start = -(-place // M) * M
+    offset = start - place
+    memory[offset : offset + 4 * M] = bytes(4 * M)
+    merged = collapse([(start, start + 8 * M)])
+    if merged:  # Linux before 6.1 does not know how
+        assert merged == 4 * M
+        assert kilobytes(start, "AnonHugePages") >= 4096
+    assert memory[offset : offset + 4 * M] == bytes(4 * M)
