@@ -3,7 +3,8 @@
 Decoding reads all of them for every token.  With pages of 4 kB the processor looks up as many addresses as it reads
 pages; where it is a virtual machine's, each look-up is two.  Linux gives larger pages to memory that asks for them, and
 llama.cpp does not ask.  A model's buffers exist, and are still empty, when its loader reports progress for the first
-time: then is the time.  A KV cache is zeroed as soon as it exists, so its pages are merged afterwards.  Elsewhere than on Linux, and for weights that are mapped from the file, nothing is done.
+time: then is the time.  A KV cache is zeroed as soon as it exists, so its pages are merged afterwards.  Elsewhere than
+on Linux, and for weights that are mapped from the file, nothing is done.
 """
 
 from __future__ import annotations
