@@ -79,7 +79,7 @@ def contenders(monkeypatch):
     """Contenders whose own engines are fake."""
 
     def make(against, *types, **more):
-        monkeypatch.setattr("eagle3_cli.bench.run.load_engine", lambda *_: FakeEngine())
+        monkeypatch.setattr("eagle3_cli.bench.run.load_engine", lambda *_, **__: FakeEngine())
         settings = BenchSettings(
             Path("t.gguf"), Path("d.gguf"), RuntimeSettings(), (TreeShape(3, 1, 3),), against=str(against), **more
         )
@@ -262,7 +262,7 @@ def test_another_scheme_is_refused(url, said):
 
 
 def test_one_that_does_not_answer_is_refused_before_models_are_loaded(monkeypatch):
-    monkeypatch.setattr("eagle3_cli.bench.run.load_engine", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("eagle3_cli.bench.run.load_engine", lambda *_, **__: pytest.fail("a model was loaded"))
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(InputError, match=r"expected a llama-server that answers GET /props, got: .*refused"):
         Contenders(BenchSettings(Path("t.gguf"), Path("d.gguf"), RuntimeSettings(), against=url))
