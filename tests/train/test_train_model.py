@@ -204,7 +204,7 @@ def test_rescaling_keeps_the_function_and_makes_weights_of_the_size_of_one(monke
     batch = collate(random_samples([9]))
     plain.fc.weight.data.copy_(rescaled.fc.weight * plain.scale[128:].median())  # the random part was drawn anew
     for ours, theirs in zip(rescaled.unroll(batch, 3), plain.unroll(batch, 3), strict=True):
-        torch.testing.assert_close(rescaled.logits(ours), plain.logits(theirs), atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(rescaled.logits(ours), plain.logits(theirs), atol=3e-3, rtol=3e-3)
     assert float(rescaled.fc.weight.detach()[:, 128:].diagonal().median()) == pytest.approx(1.0, rel=0.05)
 
 
