@@ -25,12 +25,13 @@ from typing import Any
 import click
 import numpy as np
 from click.core import ParameterSource
+from script import exit_code
 
 from eagle3_cli.commands.train import train as command
 from eagle3_cli.commands.train import train_settings
 from eagle3_cli.console import Console
 from eagle3_cli.convert.json_files import read_json
-from eagle3_cli.errors import Eagle3Error, FileError, OptionError
+from eagle3_cli.errors import FileError, OptionError
 from eagle3_cli.settings import Limits, PairSettings, RuntimeSettings, SamplingSettings, check_range
 from eagle3_cli.train import Hooks, TrainSettings, train
 from eagle3_cli.train.inputs import check_inputs
@@ -51,18 +52,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     args = _parser().parse_args(argv)
     try:
-        results = _timed(args.output, args.time, console) if args.time is not None else _compared(args, console)
+        return exit_code(console, lambda: _run(args, console))
     except click.UsageError as error:
         console.error(error.format_message())
         return 2
-    except Eagle3Error as error:
-        console.error(error.message, error.hint)
-        return error.exit_code
-    except KeyboardInterrupt:
-        console.report("Interrupted. The same command goes on from what is done.")
-        return 130
+
+
+def _run(args: argparse.Namespace, console: Console) -> None:
+    results = _timed(args.output, args.time, console) if args.time is not None else _compared(args, console)
     console.text("".join(f"{line(name, choice)}\n" for name, choice in results["choices"].items()))
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

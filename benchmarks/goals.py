@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from goals_document import document, replaced, sentence
+from script import exit_code
 
 from eagle3_cli.bench.prompts import NAMES, TASKS, Prompt
 from eagle3_cli.bench.server import DEFAULT_TYPES, DRAFTER, is_url, speculation
@@ -32,7 +33,7 @@ from eagle3_cli.console import Console, json_ready
 from eagle3_cli.convert.json_files import read_json
 from eagle3_cli.convert.output import replacing
 from eagle3_cli.demo import demo_drafter, demo_target
-from eagle3_cli.errors import Eagle3Error, FileError, OptionError
+from eagle3_cli.errors import FileError, OptionError
 from eagle3_cli.settings import RuntimeSettings, TreeShape, check_name, check_range
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 SHAPES = ("1,1,1", "3,1,3", "2,2,3", "4,4,8", "5,6,16", "8,10,60")
 NOTES = Path(__file__).with_name("benchmarks_notes.md")
-INTERRUPTED = 130
 REPORT_FLAGS = ("output", "only_report", "document", "readme", "machine")
 
 
@@ -51,19 +51,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     parser = _parser()
     args = parser.parse_args(argv)
-    try:
-        _check_flags(parser, args)
-        if not args.only_report:
-            _measured(args, console)
-        files = _reported(args)
-    except Eagle3Error as error:
-        console.error(error.message, error.hint)
-        return error.exit_code
-    except KeyboardInterrupt:
-        console.report("Interrupted. The same command goes on from what is done.")
-        return INTERRUPTED
-    console.text("".join(f"{path}\n" for path in files))
-    return 0
+    return exit_code(console, lambda: _run(parser, args, console))
+
+
+def _run(parser: argparse.ArgumentParser, args: argparse.Namespace, console: Console) -> None:
+    _check_flags(parser, args)
+    if not args.only_report:
+        _measured(args, console)
+    console.text("".join(f"{path}\n" for path in _reported(args)))
 
 
 # ---- flags ----------------------------------------------------------------------------------------------

@@ -23,9 +23,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from script import exit_code
+
 from eagle3_cli.console import Console
 from eagle3_cli.convert.json_files import read_json
-from eagle3_cli.errors import Eagle3Error, FileError, InputError, OptionError
+from eagle3_cli.errors import FileError, InputError, OptionError
 from eagle3_cli.settings import check_name
 from eagle3_cli.train import Hooks, TrainSettings
 from eagle3_cli.train.settings import COMPILE, INITS, OPTIMISERS, PRECISIONS
@@ -40,24 +42,16 @@ FACTORS = (1, 2, 4, 8)  # of the base tokens
 DEFAULTS = TrainSettings.__dataclass_fields__
 PARTS = {"n-alpha": "n_alpha", "scaling": "data_scaling"}  # name of a claim -> part of results.json
 OF_CLAIM = {"n-alpha": ("epochs", "steps"), "scaling": ("base_tokens", "scaling_epochs", "scaling_steps")}
-INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0 done, 1 failed, 2 bad input, 130 Ctrl-C."""
     console = Console()
     parser = _parser()
-    try:
-        return _run(parser, parser.parse_args(argv), console)
-    except Eagle3Error as error:
-        console.error(error.message, error.hint)
-        return error.exit_code
-    except KeyboardInterrupt:
-        console.report("Interrupted. The same command goes on from what is done.")
-        return INTERRUPTED
+    return exit_code(console, lambda: _run(parser, parser.parse_args(argv), console))
 
 
-def _run(parser: argparse.ArgumentParser, args: argparse.Namespace, console: Console) -> int:
+def _run(parser: argparse.ArgumentParser, args: argparse.Namespace, console: Console) -> None:
     _check_flags(parser, args)
     if find_spec("matplotlib") is None:
         raise InputError("The figures need matplotlib, which is not installed.", "pip install matplotlib")
@@ -71,7 +65,6 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace, console: Con
 
     files = draw(results, args.output)
     console.text("".join(f"{path}\n" for path in (args.output / RESULTS, *files)))
-    return 0
 
 
 # ---- flags ----------------------------------------------------------------------------------------------

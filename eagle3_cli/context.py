@@ -102,15 +102,15 @@ class Context:
         forget_log()
         before = private_memory()
         self.handle: Any = lib.llama_init_from_model(model.handle, params)
-        buffers = new_memory(before, private_memory())
-        ask_for(buffers)
-        collapse(buffers)
         if not self.handle:
             reason = recent_log() or "no reason given"
             raise LlamaError(
                 f"{name}: llama.cpp could not make a context of {settings.cells} cells: {reason}.",
                 "Try a smaller --ctx-size.",
             )
+        buffers = new_memory(before, private_memory())
+        ask_for(buffers)
+        collapse(buffers)
         self._threads = settings.threads
         self.n_vocab = model.n_vocab
         self.rows = settings.rows

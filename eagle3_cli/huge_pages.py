@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import sys
 from pathlib import Path
 
 HUGE = 2 << 20  # bytes of a page
+_madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
 _ADVICE, _COLLAPSE = 14, 25  # MADV_HUGEPAGE, MADV_COLLAPSE (Linux 6.1)
 _MOST = 1 << 29  # bytes that are merged at most: a copy of them, about 0.3 s
 _MAPS = Path("/proc/self/maps")
@@ -53,7 +55,7 @@ def new_memory(before: list[Range], now: list[Range]) -> list[Range]:
 
 def ask_for(ranges: list[Range]) -> int:
     """Ask for huge pages there; bytes that the system has agreed to."""
-    return sum(end - start for start, end in ranges if _madvise(start, end - start, _ADVICE))
+    return sum(end - start for start, end in ranges if _agreed(start, end - start, _ADVICE))
 
 
 def collapse(ranges: list[Range]) -> int:
@@ -63,14 +65,10 @@ def collapse(ranges: list[Range]) -> int:
         for page in range(start, end, HUGE):
             if done >= _MOST:
                 return done
-            done += HUGE * _madvise(page, HUGE, _COLLAPSE)  # refused where nothing is in use
+            done += HUGE * _agreed(page, HUGE, _COLLAPSE)  # refused where nothing is in use
     return done
 
 
-def _madvise(start: int, size: int, advice: int) -> bool:
-    """Whether the system agrees."""
-    madvise = getattr(ctypes.CDLL(None), "madvise", None)
-    if madvise is None:
-        return False
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return bool(madvise(start, size, advice) == 0)
+def _agreed(start: int, size: int, advice: int) -> bool:
+    """Whether the system takes the advice."""
+    return _madvise is not None and _madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), advice) == 0

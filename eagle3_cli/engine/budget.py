@@ -8,7 +8,7 @@ and a tree has to promise `MARGIN` times that.
     cut     n maximises the rate over the candidates, best first
     grow    another level is drafted if the nodes that it can be expected to add raise the best rate
     skip    while the rounds in which the drafter was asked did not pay, it is asked only now and then, so seldom that
-            its time is a hundredth of plain decoding's at most
+            `LOSS` is the share of plain decoding's time that it costs at most
 
 Everything that this needs is learned from the rounds themselves (costs.py, calibration.py).
 """
@@ -231,14 +231,13 @@ class Budget:
         self.machine.at(context)
         if self._since_plain >= PLAIN_EVERY or self.machine.target.level is None:
             limit, matches = TreeShape(1, 1, 0), ()
-        plain_cost = self.verify_cost(0)
-        pause = self._worth.pause(plain_cost) if self.can_draft else math.inf
-        asks = ready and limit.nodes > 0 and self._worth.plain >= pause
-        made = Round(self, limit, matches, asks, self._worth.plain + REMEMBERED >= pause)
+        left = self._pause_left()
+        asks = ready and limit.nodes > 0 and left <= 0
+        made = Round(self, limit, matches, asks, left <= REMEMBERED)
         if matches and asks:
             rate, nodes, _ = made.best_rate()
-            gain = self._worth.gain(plain_cost)
-            if nodes and gain is not None and rate > gain / plain_cost:
+            gain = self.gain
+            if nodes and gain is not None and rate > gain / self.verify_cost(0):
                 made.asks = False  # what was found for nothing is better than what drafting gives
         if made.asks:
             made.threads = self.machine.threads.choose()
@@ -252,7 +251,11 @@ class Budget:
     @property
     def expects(self) -> bool:
         """Whether a draft will come so soon that the target's hidden states are wanted now."""
-        return self.can_draft and self._worth.plain + REMEMBERED >= self._worth.pause(self.verify_cost(0))
+        return self._pause_left() <= REMEMBERED
+
+    def _pause_left(self) -> float:
+        """Plain tokens until the drafter may be asked again."""
+        return self._worth.pause(self.verify_cost(0)) - self._worth.plain if self.can_draft else math.inf
 
     def evaluate(self, pool: Candidates) -> list[float]:
         """Of each candidate the estimated probability that it is accepted given that the walk stands at its parent."""
