@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..settings import TreeShape
-from .calibration import Calibration
+from .calibration import FAINT, LENGTHS, Calibration
 from .costs import WIDEST, Curve, Points
 from .hindsight import Hindsight
 from .lookup import Match
@@ -31,7 +31,9 @@ from .tree import ROOT, Candidates
 RECENT = 0.05  # share of a new round in what drafting is worth ...
 RECENT_PAUSED = 0.2  # ... of one that was drafted after a pause
 MARGIN = 1.05  # speculation has to promise so much more than plain decoding: the best of many estimates is a lucky one
+MARGIN_ALONE = 1.3  # n-gram matches without a draft, for which no account of losses is kept
 LOSS = 0.006  # of plain decoding's time that asking the drafter in vain may cost
+HOPELESS = 0.85  # gain below which less is risked
 LONGEST_PAUSE = 512  # plain tokens between two drafted rounds
 HOPE_EVERY = 24  # rounds until one is chosen as if unmeasured widths were cheap; doubles each time
 PLAIN_EVERY = 64  # drafted rounds after which one is plain, so that the cost of one row stays known
@@ -41,7 +43,7 @@ AHEAD = 3  # levels that are looked ahead
 BRANCHES = 3  # children of a node that are foreseen
 MOST_BANDS = 12  # that a file may know
 BAND = 2048  # tokens of context up to which costs are learned together; the next bands end at 4 and 16 times as many
-RESTS = 15  # plain rounds after a plain one in a pause, in which nothing is weighed and learned
+RESTS = 31  # plain rounds after a plain one in a pause, in which nothing is weighed and learned
 USUAL_ROWS = 16  # of a pass of the drafter; more come after a prompt or a pause
 REMEMBERED = 8  # newest tokens whose hidden states are captured for the draft after a pause
 CAPTURE = 0.02  # of a pass of the target over one row is what capturing its hidden states costs
@@ -66,11 +68,13 @@ class Worth:
         return self.tokens / self.cost * plain_cost if self.cost else None
 
     def pause(self, plain_cost: float) -> int:
-        """Plain tokens between two drafted rounds: as many as keep the loss of asking in vain within `LOSS`."""
+        """Plain tokens between two drafted rounds: as many as keep the loss of asking in vain within `LOSS`, and more
+        where drafting is far from paying."""
         gain = self.gain(plain_cost)
         if gain is None or gain >= MARGIN:
             return 0
-        return min(math.ceil((self.lost + REMEMBERED * CAPTURE) / LOSS), LONGEST_PAUSE)
+        loss = LOSS * min(gain / HOPELESS, 1.0) ** 3
+        return min(math.ceil((self.lost + REMEMBERED * CAPTURE) / loss), LONGEST_PAUSE)
 
     def learn(self, tokens: float, cost: float, lost: float) -> None:
         """A drafted round that was worth so many tokens, at such a cost, and lost so much."""
@@ -173,8 +177,8 @@ class Budget:
     """Decides for one answer at a time; what it learns goes into a `Machine`.
 
     can_draft   whether there is a drafter
-    resting     so many rounds to come are plain unless n-grams match: on a small target, weighing what cannot pay costs
-                a share of the time, and a few rounds say what all cost
+    resting     so many rounds to come are plain unless long n-grams match: on a small target, weighing what cannot pay
+                costs a share of the time, and a few rounds say what all cost
     """
 
     def __init__(self, machine: Machine, can_draft: bool = True, temperature_class: str = "0") -> None:
@@ -191,7 +195,9 @@ class Budget:
         """Another answer."""
         self._calibration = self.machine.calibration(temperature_class)
         self._worth = self.machine.worth(temperature_class)
+        self._calibration.begin()
         self.resting = self._rested = 0
+        self._long = 0.0  # tokens of the shortest match that may pay alone
 
     # ---- costs, in passes of the target over one row
 
@@ -243,6 +249,10 @@ class Budget:
             made.threads = self.machine.threads.choose()
         return made
 
+    def rests(self, matches: Sequence[Match]) -> bool:
+        """Whether a round is plain without further thought."""
+        return self.resting > 0 and all(match.length < self._long for match in matches)
+
     @property
     def hopes(self) -> bool:
         """Whether this round is one of those that try what was never measured."""
@@ -257,14 +267,33 @@ class Budget:
         """Plain tokens until the drafter may be asked again."""
         return self._worth.pause(self.verify_cost(0)) - self._worth.plain if self.can_draft else math.inf
 
+    def horizon(self, match: Match) -> int:
+        """How many tokens of a match are worth weighing; at least the first, to learn from."""
+        return max(self._calibration.horizon(match), 1)
+
+    def _long_enough(self) -> float:
+        """Tokens of the shortest n-gram match that may pay alone."""
+        costs, calibration = self.machine.target.costs, self._calibration
+        bar, fixed = MARGIN_ALONE / self.verify_cost(0), self.machine.besides + self.tree_cost
+        for length in LENGTHS:
+            value = tokens = 1.0
+            for nodes in range(1, WIDEST):
+                value *= calibration.looked_up(length + nodes - 1)
+                if value < FAINT:
+                    break
+                tokens += value
+                if tokens / (costs[nodes + 1] + fixed) > bar:
+                    return length
+        return math.inf
+
     def evaluate(self, pool: Candidates) -> list[float]:
         """Of each candidate the estimated probability that it is accepted given that the walk stands at its parent."""
         calibration = self._calibration
         rates = []
-        for depth, logp, length in zip(pool.depths, pool.drafted, pool.matched, strict=True):
+        for depth, logp, agreeing, rank in zip(pool.depths, pool.drafted, pool.matched, pool.ranks, strict=True):
             if logp is None:
-                rates.append(calibration.looked_up(depth, length))
-            elif length:
+                rates.append(calibration.looked_up(agreeing, rank))
+            elif agreeing:
                 rates.append(calibration.both(logp))
             else:
                 rates.append(calibration.drafted(depth, logp))
@@ -305,8 +334,9 @@ class Budget:
             self._worth.learn(made.expected, made.spent + cost, max(lost, LOSS))
         else:
             self._worth.plain += len(tokens)
-            if not (made.pool or made.captures):
-                self.resting = RESTS
+            if not (nodes or made.captures):
+                self.resting = int(min(RESTS, self._pause_left() - REMEMBERED))
+                self._long = self._long_enough()
 
     def rest(self, tokens: int) -> None:
         """A round was plain because of `resting`."""
@@ -323,7 +353,9 @@ class Budget:
         for token in tokens:
             for child in children.get(node, ()):
                 hit = pool.tokens[child] == token
-                self._calibration.learn(pool.depths[child], pool.drafted[child], pool.matched[child], hit)
+                self._calibration.learn(
+                    pool.depths[child], pool.drafted[child], pool.matched[child], hit, pool.ranks[child]
+                )
             found = pool.child(node, token)
             if found is None:
                 break
@@ -377,13 +409,14 @@ class Round:
         self._budget, self.limit, self.asks, self.captures = budget, limit, asks, captures
         self.pool = Candidates()
         for match in matches:
-            self.pool.add_match(match.tokens, match.length)
+            self.pool.add_match(match.tokens[: budget.horizon(match)], match.length, match.rank)
         self.spent = self.measured = 0.0
         self.expected = 1.0
         self.threads = budget.machine.threads.best
         self._usually = self._took = 0.0  # seconds of the drafter's passes
         target = budget.machine.target
         self._costs = target.hoped if budget.hopes else target.costs
+        self._margin = MARGIN if asks else MARGIN_ALONE
         self._ranked: list[float] = []  # values, best first
         if matches:
             self._value()
@@ -404,7 +437,7 @@ class Round:
 
     def _best(self, ranked: Sequence[float], spent: float) -> tuple[float, int, float]:
         costs, fixed = self._costs, spent + self._budget.machine.besides
-        best, size, most, tokens = MARGIN / (costs[1] + fixed), 0, 1.0, 1.0
+        best, size, most, tokens = self._margin / (costs[1] + fixed), 0, 1.0, 1.0
         fixed += self._budget.tree_cost
         for n, value in enumerate(ranked[: self.limit.nodes], start=1):
             tokens += value

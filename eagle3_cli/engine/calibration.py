@@ -1,22 +1,29 @@
 """From what a candidate looks like to how often the target takes it, learned from the rounds.  Pure.
 
-A drafter's probability is binned over its logit, apart for the first levels of the tree; an n-gram match over its
-length.  Each bin counts how often the candidate was the token that came, given that the walk stood at its parent.
-Counts are bounded, so old text fades.  Between the middles of two bins a rate is interpolated, and an outcome counts
-for both.
+A drafter's probability is binned over its logit, apart for the first levels of the tree; what an n-gram match proposes
+over the number of tokens before it that agree, apart for matches that others contradict.  Each bin counts how often the
+candidate was the token that came, given that the walk stood at its parent.  Counts are bounded, so old text fades.
+Between the middles of two bins of a drafter a rate is interpolated, and an outcome counts for both.
+
+Texts differ in how much they repeat themselves, so within an answer the logits of all n-gram rates shift together.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
+from .lookup import ALONE, BEST, OTHER, Match
+
 DEPTHS = 3  # classes of depth: 1, 2, 3 and deeper
 LOWEST, MIDDLES = -5.0, 11  # logit at the middle of the first bin; one bin per unit
-LENGTHS = (2, 3, 4, 6, 9)  # shortest n-gram matches of the classes
-FIRST_BY_LENGTH = (0.2, 0.3, 0.45, 0.6, 0.8)  # priors of a match's first token ...
-NEXT_BY_LENGTH = (0.6, 0.65, 0.7, 0.8, 0.9)  # ... and of those after it: once a copy has begun, it mostly goes on
+LENGTHS = (2, 3, 4, 5, 6, 8, 10, 13, 16, 20)  # fewest agreeing tokens of the classes
+BY_LENGTH = (0.5, 0.55, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.9, 0.95)  # priors of a match that is alone
+BY_RANK = {ALONE: 1.0, BEST: 0.6, OTHER: 0.3}  # shares of them
+SHIFT, MOST_SHIFT = 0.3, 2.0  # of an outcome that a text shifts its logits by, and the most in all
+FAINT = 0.05  # paths of an n-gram match that are less probable are not worth weighing
 STRENGTH = 6.0  # observations that a bin's prior is worth
 MEMORY = 200.0  # observations that a bin remembers
 ALMOST = 1e-6  # probabilities stay so far from 0 and 1
@@ -59,7 +66,12 @@ class Calibration:
         # a drafter is a little too sure of itself; what an n-gram match confirms is missed half as often
         self._drafted = [Bins([0.9 * p for p in middles]) for _ in range(DEPTHS)]
         self._both = Bins([1 - 0.5 * (1 - 0.9 * p) for p in middles])
-        self._looked_up = [Bins(FIRST_BY_LENGTH), Bins(NEXT_BY_LENGTH)]
+        self._looked_up = [Bins([share * p for p in BY_LENGTH]) for share in BY_RANK.values()]
+        self.begin()
+
+    def begin(self) -> None:
+        """Another text."""
+        self._shift = 0.0
 
     def drafted(self, depth: int, logp: float) -> float:
         """Of a child at this depth whose log probability, given the path, is logp."""
@@ -69,17 +81,30 @@ class Calibration:
         """Of a child that an n-gram match proposes, too."""
         return _between(self._both.rates, logp)
 
-    def looked_up(self, depth: int, length: int) -> float:
-        """Of a child at this depth that only an n-gram match of this length proposes."""
-        return self._looked_up[depth > 1].rates[_class_of(length)]
+    def looked_up(self, agreeing: int, rank: int = ALONE) -> float:
+        """Of a child that only an n-gram match proposes, which agrees with so many tokens before it."""
+        rate = self._looked_up[rank].rates[_class_of(agreeing)]
+        return rate / (rate + (1.0 - rate) * math.exp(-self._shift)) if rate else 0.0
 
-    def learn(self, depth: int, logp: float | None, length: int, hit: bool) -> None:
-        """Whether a candidate was the token that came.  logp: None where the drafter did not propose it; length: 0
+    def horizon(self, match: Match) -> int:
+        """How many tokens of a match are worth weighing."""
+        value, rank = 1.0, match.rank
+        for tokens in range(len(match.tokens)):
+            value *= self.looked_up(match.length + tokens, rank)
+            if value < FAINT:
+                return tokens
+            rank = ALONE
+        return len(match.tokens)
+
+    def learn(self, depth: int, logp: float | None, agreeing: int, hit: bool, rank: int = ALONE) -> None:
+        """Whether a candidate was the token that came.  logp: None where the drafter did not propose it; agreeing: 0
         where no n-gram match did."""
         if logp is None:
-            self._looked_up[depth > 1].learn(_class_of(length), hit)
+            shift = self._shift + SHIFT * (hit - self.looked_up(agreeing, rank))
+            self._shift = min(max(shift, -MOST_SHIFT), MOST_SHIFT)
+            self._looked_up[rank].learn(_class_of(agreeing), hit)
             return
-        bins = self._both if length else self._drafted[min(depth, DEPTHS) - 1]
+        bins = self._both if agreeing else self._drafted[min(depth, DEPTHS) - 1]
         low, share = _place(logp)
         bins.learn(low, hit, 1.0 - share)
         bins.learn(low + 1, hit, share)
@@ -113,8 +138,8 @@ def _between(rates: Sequence[float], logp: float) -> float:
     return rates[low] + share * (rates[low + 1] - rates[low])
 
 
-def _class_of(length: int) -> int:
-    return max(sum(length >= shortest for shortest in LENGTHS) - 1, 0)
+def _class_of(agreeing: int) -> int:
+    return max(bisect_right(LENGTHS, agreeing) - 1, 0)
 
 
 def temperature_class(temperature: float) -> str:

@@ -19,8 +19,9 @@ OUTLIER = math.log(3.0)  # an observation further off is another program's doing
 PATIENCE = 4  # outliers in a row that are believed
 UNSEEN = 0.75  # of what is foreseen, a width that was never measured is hoped to cost
 REACH = 0.3  # natural log of the ratio of two widths that learn from each other
-RENEWED = 4  # observations of a well-known width after which the curve is computed anew
 TRUSTED = 10.0  # observations of a width that count, at most
+MOVED = 0.03  # natural log by which what was observed has to move before the curve is computed anew ...
+FEW = 3  # ... unless the width was observed so seldom
 
 Points = Mapping[int, float]
 
@@ -57,12 +58,14 @@ class Curve:
         self.level: float | None = None
         self._seen: dict[int, tuple[float, float]] = {}  # rows -> (correction of the prior's log, observations)
         self._outliers = 0
+        self._moved = 0.0  # since the costs were computed
         self._costs: list[float] | None = None
 
     @property
     def costs(self) -> Sequence[float]:
         """[WIDEST + 1] cost by rows; the first, of no rows, is 0."""
         if self._costs is None:
+            self._moved = 0.0
             self._costs = [0.0, *np.exp(np.maximum(self._prior + self._corrections(), 0.0)).tolist()]
         return self._costs
 
@@ -104,8 +107,10 @@ class Curve:
             self.level += FAST * off
             return
         self.level += FAST / 2 * off
-        self._seen[rows] = (correction + max(1 / (count + 1), SLOW) * off, count + 1)
-        if count < TRUSTED or count % RENEWED == 0:
+        step = max(1 / (count + 1), SLOW) * off
+        self._seen[rows] = (correction + step, count + 1)
+        self._moved += abs(step)
+        if count < FEW or self._moved > MOVED:
             self._costs = None
 
     def _corrections(self) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 from ..convert.output import replacing
 from .budget import Machine
 
-FORMAT = 2
+FORMAT = 3
 LARGEST = 1 << 20  # bytes of a file that is read at all
 _READ = 1 << 20  # bytes of a model that tell it from others, with its size
 

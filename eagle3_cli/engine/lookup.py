@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+ALONE, BEST, OTHER = range(3)  # a match among those of the same end
 CHECKED = 64  # most recent occurrences of the last `shortest` tokens that `find` looks at
 
 
@@ -17,10 +18,12 @@ class Match:
 
     length   how many of the last tokens agree, at most the index's `longest`
     tokens   what followed there; as many as were asked for
+    rank     ALONE where the text always went on with the same token, else BEST or OTHER
     """
 
     length: int
     tokens: Sequence[int]
+    rank: int = ALONE
 
 
 class Lookup:
@@ -94,7 +97,11 @@ class Lookup:
                     best[follower] = length, end
             end = before[end]
         matches = sorted(best.values(), reverse=True)[: max(count, 0)]
-        return [Match(length, self._continue(end, root, most)) for length, end in matches]
+        first = ALONE if len(best) == 1 else BEST
+        return [
+            Match(length, self._continue(end, root, most), first if i == 0 else OTHER)
+            for i, (length, end) in enumerate(matches)
+        ]
 
     def _continue(self, end: int, root: int, most: int) -> list[int]:
         """What follows an n-gram's end: text, root, and then itself."""

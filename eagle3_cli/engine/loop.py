@@ -209,7 +209,7 @@ class _Answer:
         if decoder.lookup is not None:
             matches = decoder.lookup.find(root, min(depth, shape.nodes))
         if decoder.budget is not None:
-            if decoder.budget.resting and not matches:
+            if decoder.budget.rests(matches):
                 return None
             ready = decoder.drafter is not None and decoder.drafter.ready
             return decoder.budget.round(shape, matches, ready, len(decoder.committed))
@@ -217,7 +217,7 @@ class _Answer:
             return None
         policy = FixedShape(shape)
         for match in matches:
-            policy.pool.add_match(match.tokens, match.length)
+            policy.pool.add_match(match.tokens, match.length, match.rank)
         return policy
 
     def _draw(self, node: int) -> int:

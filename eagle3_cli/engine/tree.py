@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..settings import TreeShape
+from .lookup import ALONE
 from .types import DRAFTED, LOOKED_UP, NO_TREE, DraftTree
 
 ROOT = -1
@@ -26,7 +27,8 @@ class Candidates:
     tokens, parents, depths   as of `DraftTree`
     logps      natural log of the path probability under the drafter, of what it proposed
     drafted    natural log of a node's probability given its parent; None where the drafter did not propose it
-    matched    length of the n-gram match that proposes the node; 0 for none
+    matched    how many tokens before the node the n-gram match agrees with that proposes it; 0 for none
+    ranks      the match's rank, for its first token
     values     what `cut` sorts by; never rises from parent to child.  The same list as `logps` unless it is replaced
     """
 
@@ -37,6 +39,7 @@ class Candidates:
         self.logps: list[float] = []
         self.drafted: list[float | None] = []
         self.matched: list[int] = []
+        self.ranks: list[int] = []
         self.values = self.logps
         self._index: dict[tuple[int, int], int] = {}
 
@@ -54,14 +57,15 @@ class Candidates:
             found.append(node)
         return found
 
-    def add_match(self, tokens: Sequence[int], length: int) -> None:
+    def add_match(self, tokens: Sequence[int], length: int, rank: int = ALONE) -> None:
         """A chain from the root on: how the text went on where its last `length` tokens occurred before."""
         parent = ROOT
-        for token in tokens:
+        for agreeing, token in enumerate(tokens, length):
             node = self._index.get((parent, token))
             if node is None:
                 node = self._append(parent, token)
-            self.matched[node] = max(self.matched[node], length)
+                self.ranks[node] = rank if parent == ROOT else ALONE
+            self.matched[node] = max(self.matched[node], agreeing)
             parent = node
 
     def _append(self, parent: int, token: int) -> int:
@@ -72,6 +76,7 @@ class Candidates:
         self.logps.append(float("-inf"))
         self.drafted.append(None)
         self.matched.append(0)
+        self.ranks.append(ALONE)
         return node
 
     def child(self, parent: int, token: int) -> int | None:

@@ -12,6 +12,7 @@ from eagle3_cli.engine.budget import Machine
 from eagle3_cli.engine.calibration import MEMORY, Bins, Calibration, temperature_class
 from eagle3_cli.engine.costs import CPU_DRAFTER_PRIOR, CPU_PRIOR, CPU_PRIORS, WIDEST, Curve, cpu_prior
 from eagle3_cli.engine.learned import cache_folder, keep, place, recall
+from eagle3_cli.engine.lookup import ALONE, BEST, OTHER, Match
 
 TRUE = {1: 1.0, 2: 1.1, 3: 1.9, 4: 2.0, 9: 2.2, 17: 6.0}
 
@@ -100,13 +101,34 @@ def test_rates_follow_what_happens():
 
 def test_longer_matches_are_trusted_more_until_they_fail():
     calibration = Calibration()
-    rates = [calibration.looked_up(1, n) for n in (2, 3, 4, 6, 9, 16)]
+    rates = [calibration.looked_up(n) for n in (2, 3, 4, 6, 9, 16)]
     assert rates == sorted(rates)
     for _ in range(100):
         calibration.learn(1, None, 16, False)
-    assert calibration.looked_up(1, 9) < 0.1
-    assert calibration.looked_up(1, 6) == rates[3]
-    assert calibration.looked_up(2, 9) > 0.8  # given that the first token was right
+    assert calibration.looked_up(16) < calibration.looked_up(9) / 2
+    assert all(calibration.looked_up(n) < rate for n, rate in zip((2, 3, 4, 6), rates, strict=False))  # in this text
+    calibration.begin()
+    assert calibration.looked_up(16) < 0.1
+    assert calibration.looked_up(6) == rates[3]  # in another one
+
+
+def test_matches_that_contradict_each_other_are_trusted_less():
+    calibration = Calibration()
+    assert calibration.looked_up(4, ALONE) > calibration.looked_up(4, BEST) > calibration.looked_up(4, OTHER)
+    for _ in range(100):
+        calibration.learn(1, None, 4, True, OTHER)
+    calibration.begin()
+    assert calibration.looked_up(4, OTHER) > 0.9
+    assert calibration.looked_up(4, BEST) < 0.5
+
+
+def test_a_match_is_weighed_as_far_as_it_may_be_right():
+    calibration = Calibration()
+    assert calibration.horizon(Match(16, [1] * 20)) == 20
+    assert 2 <= calibration.horizon(Match(2, [1] * 20)) < 20
+    for _ in range(100):
+        calibration.learn(1, None, 2, False)
+    assert calibration.horizon(Match(2, [1] * 20)) == 0
 
 
 @pytest.mark.parametrize("logp", [0.0, -1e-12, -700.0, float("-inf")])

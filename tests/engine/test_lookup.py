@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from reference import search
 
 from eagle3_cli.engine import lookup
-from eagle3_cli.engine.lookup import CHECKED, Lookup
+from eagle3_cli.engine.lookup import ALONE, BEST, CHECKED, OTHER, Lookup
 
 A, B, C, X, Y, Z = range(6)
 
@@ -58,6 +58,10 @@ def test_matches_differ_in_their_first_token_and_the_longest_comes_first(text, r
     assert len({match.tokens[0] for match in matches}) == len(matches)
     assert all(len(match.tokens) == most and 2 <= match.length <= 16 for match in matches)
     assert [match.length for match in matches] == sorted((match.length for match in matches), reverse=True)
+    every = search(text, root, most, 10, 2, 16, CHECKED)
+    assert [match.rank for match in matches] == [ALONE if len(every) == 1 else BEST, OTHER, OTHER, OTHER][
+        : len(matches)
+    ]
 
 
 @given(texts, st.lists(st.tuples(st.integers(0, 220), texts), max_size=4), st.integers(0, 3), bounds)
