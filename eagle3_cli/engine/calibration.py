@@ -71,7 +71,7 @@ class Calibration:
 
     def begin(self) -> None:
         """Another text."""
-        self._shift = 0.0
+        self._shift, self._odds = 0.0, 1.0  # of all n-gram logits, and what it divides their odds by
 
     def drafted(self, depth: int, logp: float) -> float:
         """Of a child at this depth whose log probability, given the path, is logp."""
@@ -84,7 +84,7 @@ class Calibration:
     def looked_up(self, agreeing: int, rank: int = ALONE) -> float:
         """Of a child that only an n-gram match proposes, which agrees with so many tokens before it."""
         rate = self._looked_up[rank].rates[_class_of(agreeing)]
-        return rate / (rate + (1.0 - rate) * math.exp(-self._shift)) if rate else 0.0
+        return rate / (rate + (1.0 - rate) * self._odds) if rate else 0.0
 
     def horizon(self, match: Match) -> int:
         """How many tokens of a match are worth weighing."""
@@ -102,6 +102,7 @@ class Calibration:
         if logp is None:
             shift = self._shift + SHIFT * (hit - self.looked_up(agreeing, rank))
             self._shift = min(max(shift, -MOST_SHIFT), MOST_SHIFT)
+            self._odds = math.exp(-self._shift)
             self._looked_up[rank].learn(_class_of(agreeing), hit)
             return
         bins = self._both if agreeing else self._drafted[min(depth, DEPTHS) - 1]

@@ -16,13 +16,15 @@ class TextStream:
     def __init__(self, piece: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
         self._piece = piece
         self._stop = tuple(stop)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._bytes = b""  # the beginning of a character
         self._held = ""
         self.stopped = False
 
     def push(self, token: int) -> str:
         """Take one token; returns the characters that it makes certain.  After a stop string: `stopped` is set."""
-        self._held += self._decoder.decode(self._piece(token))
+        self._decode(self._piece(token), final=False)
+        if not self._stop:
+            return self._release(len(self._held))
         found = [(at, -len(s)) for s in self._stop if (at := self._held.find(s)) >= 0]
         if found:
             self.stopped = True
@@ -31,8 +33,14 @@ class TextStream:
 
     def finish(self) -> str:
         """What is still held when the answer ends without a stop string; a broken character becomes U+FFFD."""
-        self._held += self._decoder.decode(b"", final=True)
+        self._decode(b"", final=True)
         return "" if self.stopped else self._release(len(self._held))
+
+    def _decode(self, data: bytes, final: bool) -> None:
+        data = self._bytes + data
+        text, used = codecs.utf_8_decode(data, "replace", final)
+        self._bytes = data[used:]
+        self._held += text
 
     def _release(self, end: int) -> str:
         text, self._held = self._held[:end], self._held[end:]
