@@ -1,7 +1,9 @@
 # make demo      answer a question with the embedded pair, with and without the drafter
 # make test      the default test suite (needs PyTorch, for .bin checkpoints)
-# make fuzz      10,000 mutated checkpoints, configs and targets through `eagle3 convert`
-# make slow      the tests that take minutes (identity on an F32 target, 50 prompts)
+# make fuzz      10,000 mutated checkpoints, configs and targets through `eagle3 convert`, and 20,000 mutated files of
+#                every other kind that eagle3 reads
+# make slow      the tests that take minutes (identity on an F32 target, 50 prompts; long soaks; rarer targets)
+# make test-all  both, the fuzzers and the sanitizers
 # make train-demo   a small drafter for the demo target, from nothing but its GGUF (a quarter of an hour on two cores)
 # make reproduce RUN=DIR   the paper's two claims, on the data of a run of `eagle3 train` (docs/reproduction.md)
 # make bench     the demo pair against llama.cpp's own server (built once, about ten minutes)
@@ -24,6 +26,7 @@ LLAMA_SERVER := $(PEER)/server
 CONVERT := .venv-convert
 CONVERT_SCRIPT := .build/convert/convert_hf_to_gguf.py
 PEER_ARGUMENTS := --python $(CONVERT)/bin/python --script $(CONVERT_SCRIPT)
+PYTEST := $(BIN)/python -m pytest
 SOURCES := pyproject.toml constraints.txt $(wildcard native/*)
 
 # GCC drops the AMX tile configuration of llama.cpp without these (eagle3_cli/probe.py).  pip caches wheels without
@@ -33,16 +36,18 @@ LLAMA_ENV := CXXFLAGS="$(CXXFLAGS) -fno-tree-dse -fno-dse"
 LLAMA_PIP := --no-cache-dir
 endif
 
-.PHONY: demo test slow train-demo reproduce bench benchmarks fuzz peer peer-speed peer-speculators lint sanitize clean
+.PHONY: demo test slow test-all train-demo reproduce bench benchmarks fuzz peer peer-speed peer-speculators lint sanitize clean
 
 demo: $(VENV)/ready
 	$(BIN)/eagle3 demo
 
 test: $(VENV)/torch
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 slow: $(VENV)/torch
-	$(BIN)/python -m pytest -m slow -v
+	$(PYTEST) -m slow -v
+
+test-all: test slow fuzz sanitize
 
 train-demo: $(VENV)/torch
 	$(BIN)/eagle3 train --target "$$($(BIN)/python -c 'from eagle3_cli.demo import demo_target; print(demo_target())')" \
@@ -61,6 +66,7 @@ benchmarks: $(VENV)/ready $(LLAMA_SERVER)
 
 fuzz: $(VENV)/torch
 	$(BIN)/python tests/fuzz/fuzz_convert.py --count 10000
+	$(BIN)/python tests/fuzz/fuzz_files.py --count 20000
 
 peer: $(VENV)/torch $(CONVERT)/ready
 	$(BIN)/python tests/peer/compare.py $(PEER_ARGUMENTS)

@@ -55,6 +55,8 @@ def open_checkpoint(source: Path) -> Checkpoint:
     if not os.path.exists(source):  # Path.exists raises for a name that is too long
         raise FileError(f"{source}: no such file or directory.", "Give the folder of a downloaded EAGLE-3 checkpoint.")
     path = _pick(source) if source.is_dir() else source
+    if not path.is_file():  # a pipe would never end
+        raise FileError(f"{path}: expected an ordinary file.", "Give the folder of a downloaded EAGLE-3 checkpoint.")
     tensors = _open_index(path) if path.name.endswith(".json") else _reader(path)(path)
     if not tensors:
         raise FileError(f"{path}: the checkpoint holds no tensors.", "Download it again.")
@@ -114,9 +116,21 @@ def _open_index(path: Path) -> dict[str, StoredTensor]:
 
 
 def _check_shard(index: Path, shard: str) -> None:
-    """A shard is a file beside its index; nothing an index says leads elsewhere."""
+    """A shard is a file beside its index; nothing an index says leads elsewhere, nor does a link of that name."""
     known = Path(shard).suffix in ENDINGS
-    if not known or Path(shard).name != shard or "\\" in shard or "\0" in shard:
+    if not known or Path(shard).name != shard or not shard.isprintable() or "\\" in shard:
         raise FileError(f"{index}: expected the name of a .safetensors or .bin file beside the index, got {shard!r}.")
-    if not (index.parent / shard).is_file():
-        raise FileError(f"{index.parent / shard}: this shard is named by {index.name} but missing.", "Download it.")
+    file = index.parent / shard
+    if not os.path.isfile(file):  # Path.is_file raises for a name that is too long
+        raise FileError(f"{file}: this shard is named by {index.name} but missing.", "Download it.")
+    if not any(file.resolve().is_relative_to(folder) for folder in _homes(index.parent.resolve())):
+        raise FileError(
+            f"{file}: expected a file in this directory, got a link to {file.resolve()}.",
+            "Put the file itself there if you trust it.",
+        )
+
+
+def _homes(folder: Path) -> list[Path]:
+    """Where the files of a checkpoint's directory may be.  Hugging Face's cache keeps them beside the snapshots, as
+    blobs, and links to them."""
+    return [folder, folder.parents[1] / "blobs"] if folder.parent.name == "snapshots" else [folder]

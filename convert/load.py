@@ -6,13 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ..confined import command
 from ..errors import Eagle3Error, FileError
 
 
 def check_loads(path: Path) -> None:
     """FileError with llama.cpp's reason unless it loads the file."""
     done = subprocess.run(
-        [sys.executable, "-m", __name__, str(path)],
+        command(__name__, str(path)),
         stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
     )  # fmt: skip
     if done.returncode:

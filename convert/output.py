@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -26,8 +27,13 @@ def replacing(output: Path) -> Iterator[Path]:
     Linux writes to a file without a name, which not even SIGKILL can leave behind.  Elsewhere it is a hidden file
     beside the output.  A symbolic link at the output is replaced, not followed.
     """
-    with _nameless(output) or _hidden(output) as path:
-        yield path
+    try:
+        with _nameless(output) or _hidden(output) as path:
+            yield path
+    except OSError as error:
+        if error.filename is None or str(error.filename).startswith("/proc/") or str(error.filename).endswith(".part"):
+            error.filename = os.fspath(output)  # the name that the user knows
+        raise
     _sync(output.parent)
 
 
@@ -52,9 +58,13 @@ def _linked(handle: int, path: Path, output: Path) -> Iterator[Path]:
         if not os.path.lexists(output):
             _link(path, output)
             return
-        beside = output.with_name(f".{output.name}.{os.getpid()}.part")
-        _link(path, beside)
-        os.replace(beside, output)
+        beside = output.with_name(f".{output.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+        try:
+            _link(path, beside)
+            os.replace(beside, output)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
     finally:
         os.close(handle)
 

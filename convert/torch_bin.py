@@ -7,6 +7,7 @@ needed here.
 from __future__ import annotations
 
 import pickle
+import tarfile
 import warnings
 import zipfile
 from pathlib import Path
@@ -45,6 +46,8 @@ def _load(path: Path) -> Any:
             "pip install torch, or save the checkpoint as safetensors.",
         ) from error
     try:
+        if _is_tar(path):
+            raise pickle.UnpicklingError("a tar archive, as PyTorch 0.1 wrote it")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
@@ -59,6 +62,15 @@ def _load(path: Path) -> Any:
     except Exception as error:  # whatever a damaged archive makes torch raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FileError(f"{path}: cannot be read as a PyTorch file: {reason}.", "Download it again.") from error
+
+
+def _is_tar(path: Path) -> bool:
+    """Before 2.6 torch.load(weights_only=True) ran what these ask for (CVE-2025-32434); nobody writes them any more."""
+    try:
+        with tarfile.open(path, "r:"):
+            return True
+    except tarfile.TarError:
+        return False
 
 
 def _tensor(path: Path, name: str, value: Any) -> StoredTensor:

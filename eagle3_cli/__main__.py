@@ -1,15 +1,18 @@
 """Run the command line and turn whatever ends it into an exit code.
 
-0 ok (also when the reader closed the pipe), 1 failed, 2 usage or bad input, 130 Ctrl-C.
+0 ok (also when the reader closed the pipe), 1 failed, 2 usage or bad input, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
 `EAGLE3_DEBUG=1` shows the traceback of every error.  `python -m eagle3_cli` is the same as `eagle3`.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from .interrupt import Terminated, listen, stop_listening
 
 if TYPE_CHECKING:
     import click
@@ -17,19 +20,38 @@ if TYPE_CHECKING:
     from .console import Console
 
 INTERRUPTED = 130
+BY_SIGNAL = 128  # plus its number, as a shell says it
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 def main() -> None:
     """The `eagle3` command."""
     try:
+        _open_closed_streams()
+        listen()
         code = run(sys.argv[1:])
     except KeyboardInterrupt:  # during the imports, or while an error was being reported
         code = INTERRUPTED
+    except Terminated as signal:
+        code = BY_SIGNAL + signal.number
+    finally:
+        stop_listening()
     sys.exit(code)
 
 
+def _open_closed_streams() -> None:
+    """Connect closed ones of stdin, stdout and stderr with nothing.  Otherwise the next file to be opened gets the
+    number, and what a library prints goes into it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number that is free
+
+
 def run(args: Sequence[str]) -> int:
-    """Run one command line and return its exit code.  Nothing but `KeyboardInterrupt` escapes."""
+    """Run one command line and return its exit code.  Nothing but `KeyboardInterrupt` and `Terminated` escapes, and
+    those only while another error is being reported."""
     from .console import Console
 
     console = Console()
@@ -38,6 +60,9 @@ def run(args: Sequence[str]) -> int:
     except KeyboardInterrupt:
         console.clear_progress()
         return INTERRUPTED
+    except Terminated as signal:
+        console.clear_progress()
+        return BY_SIGNAL + signal.number
     except BrokenPipeError:
         return 0
     except Exception as error:
@@ -87,6 +112,13 @@ def _report(error: Exception, console: Console) -> int:
     if isinstance(error, Eagle3Error):
         console.error(error.message, error.hint)
         return error.exit_code
+    if isinstance(error, OSError) and error.errno in DISK_FAULTS:
+        where = error.filename or "a file or stream"
+        console.error(f"{where}: cannot be written: {error.strerror}.", "Free some space, or write somewhere else.")
+        return 2
+    if isinstance(error, MemoryError):
+        console.error("there is not enough memory.", "Try a smaller --ctx-size or --batch-size.")
+        return 1
     hint = None if debug else "This is a bug in eagle3. Run again with EAGLE3_DEBUG=1 and report what it prints."
     console.error(f"internal error: {type(error).__name__}: {error}", hint)
     return 1

@@ -3,6 +3,10 @@
 stdout carries the answer or one JSON document, nothing else.  Errors and requested reports go to stderr;
 notes and progress go there too, but only when it is a terminal.  A reader that closed stdout is a
 `BrokenPipeError` for `__main__`; a stderr that cannot be written is ignored, because nobody is reading.
+
+What a model or a file says may hold sequences that move the cursor, change a terminal's title or write its clipboard.
+On a terminal the answer's control characters are shown as JSON writes them (\\u001b), unless --raw-output; through a
+pipe its bytes are what the model said.  On stderr they are always shown: a log ends up on a terminal, too.
 """
 
 from __future__ import annotations
@@ -19,12 +23,33 @@ RED, DIM, BOLD = "31;1", "2", "1"
 CLEAR_LINE = "\r\x1b[K"
 BAR = 24  # characters of a progress bar
 
+# C0 but line break and tab (a carriage return overwrites the line), DEL and C1, of which each makes one sequence with
+# what follows; line and paragraph separator; embeddings, overrides and isolates of text direction, which show a text in
+# another order than it has.  Marks of direction (U+200E, U+200F) and joiners stay: scripts and emoji need them.
+_SHOWN = {
+    code: f"\\u{code:04x}"
+    for codes in (range(0x20), range(0x7F, 0xA0), range(0x2028, 0x202F), range(0x2066, 0x206A))
+    for code in codes
+    if chr(code) not in "\n\t"
+}
+
+
+def visible(text: str) -> str:
+    """The text with its control characters written out.  Character by character, so a sequence that is split over
+    several texts is caught, too."""
+    return text.translate(_SHOWN)
+
 
 class Console:
-    """Where a command's output goes.  `quiet` silences notes and progress, never errors or reports."""
+    """Where a command's output goes.
 
-    def __init__(self, quiet: bool = False) -> None:
+    quiet   silences notes and progress, never errors or reports
+    raw     control characters of the answer reach a terminal as they are
+    """
+
+    def __init__(self, quiet: bool = False, raw: bool = False) -> None:
         self.quiet = quiet
+        self.raw = raw
         self._last = "\n"
         self._progress = ""
 
@@ -36,6 +61,8 @@ class Console:
             return
         self.clear_progress()
         self._last = text[-1]
+        if not self.raw and _is_terminal(sys.stdout):
+            text = visible(text)
         try:
             sys.stdout.write(_encodable(text, sys.stdout))
             sys.stdout.flush()
@@ -52,7 +79,7 @@ class Console:
             self.text("\n")
 
     def document(self, value: Any) -> None:
-        """One JSON document: indented on a terminal, one line elsewhere."""
+        """One JSON document: indented on a terminal, one line elsewhere.  What `visible` writes out is still JSON."""
         indent = 2 if _is_terminal(sys.stdout) else None
         utf8 = "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
         self.text(json.dumps(json_ready(value), ensure_ascii=not utf8, indent=indent, allow_nan=False) + "\n")
@@ -60,18 +87,18 @@ class Console:
     # ---- stderr -----------------------------------------------------------------------------------
 
     def error(self, message: str, hint: str | None = None) -> None:
-        self._stderr(f"{self._paint('error:', RED)} {message}\n")
+        self._stderr(f"{self._paint('error:', RED)} {visible(message)}\n")
         if hint:
-            self._stderr(f"{self._paint('hint:', BOLD)} {hint}\n")
+            self._stderr(f"{self._paint('hint:', BOLD)} {visible(hint)}\n")
 
     def report(self, text: str) -> None:
         """Something the user asked for beside the answer (--stats, the demo's numbers)."""
-        self._stderr(text + "\n")
+        self._stderr(visible(text) + "\n")
 
     def note(self, text: str) -> None:
         """Something nice to know; only on a terminal."""
         if self.terminal and not self.quiet:
-            self._stderr(self._paint(text, DIM) + "\n")
+            self._stderr(self._paint(visible(text), DIM) + "\n")
 
     def prompt_mark(self, mark: str) -> None:
         """Ask for a line where `input` must not: on stderr, because stdout is not a terminal."""
@@ -83,7 +110,7 @@ class Console:
         if not self.terminal or self.quiet or os.environ.get("TERM") == "dumb":
             return
         fraction = min(1.0, max(0.0, fraction))
-        line = f"[{'#' * int(BAR * fraction):{BAR}}] {fraction:4.0%} {label}"
+        line = f"[{'#' * int(BAR * fraction):{BAR}}] {fraction:4.0%} {visible(label)}"
         if line != self._progress:
             self._stderr(CLEAR_LINE + self._paint(line, DIM))
             self._progress = line
@@ -99,7 +126,7 @@ class Console:
         return _is_terminal(sys.stderr)
 
     def traceback(self, text: str) -> None:
-        self._stderr(text)
+        self._stderr(visible(text))
 
     def _stderr(self, text: str) -> None:
         self.clear_progress()

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from .errors import LlamaError
+from .errors import FileError, LlamaError, OptionError
 from .huge_pages import ask_for, collapse, new_memory, private_memory
+from .interrupt import called_from_c, can_wait, check, stop_wanted
 from .llama import Model, forget_log, function, lib, physical_cores, recent_log
 from .settings import CACHE_TYPES, FLASH_ATTENTION, RuntimeSettings
 
@@ -28,6 +29,22 @@ _state_size = function("llama_state_seq_get_size_ext", ctypes.c_size_t, *_STATE_
 _state_get = function("llama_state_seq_get_data_ext", ctypes.c_size_t, *_STATE_DATA)
 _state_set = function("llama_state_seq_set_data_ext", ctypes.c_size_t, *_STATE_DATA)
 _EVERY_SEQUENCE = -1
+_meta = function(
+    "llama_model_meta_val_str", ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t
+)
+_block_size = function("ggml_blck_size", ctypes.c_int64, ctypes.c_int)
+
+# A pass that may take long can be stopped: llama.cpp asks after every node of its graph, which costs about 1 ms.
+_MANY_ROWS, _LONG = 64, 0.25  # rows of it, seconds of the pass before
+
+
+@lib.ggml_abort_callback
+@called_from_c
+def _stops(_data: Any) -> bool:
+    return stop_wanted()
+
+
+_NEVER_STOPS = lib.ggml_abort_callback()
 
 _PROCESS_ERRORS = {
     1: "found no room in the KV cache",
@@ -42,7 +59,7 @@ class ContextSettings:
     """What a context is made of.
 
     cells       KV cells, shared by all sequences; where the cache is not unified each has its equal part of them
-    rows        largest batch, computed as one ubatch
+    rows        largest batch, computed as one ubatch; no more than there are cells
     sequences   1 to 256
     flash_attention, type_k, type_v   llama.cpp's numbers for them
     unified     one cache in which a cell may belong to several sequences; else a part for each, and attention reads no
@@ -72,6 +89,46 @@ def target_settings(runtime: RuntimeSettings, on_gpu: bool, cells: int, rows: in
     )
 
 
+def _check_cache_types(model: Model, settings: ContextSettings) -> None:
+    """OptionError for a packed cache type whose blocks do not fit into a head: without flash attention llama.cpp takes
+    it and computes nonsense."""
+    names = {number: name for name, number in CACHE_TYPES.items()}
+    for flag, part, kind in (("k", "key", settings.type_k), ("v", "value", settings.type_v)):
+        block = _block_size(kind)
+        for size in _head_sizes(model, part):
+            if size % block:
+                raise OptionError(
+                    f"--cache-type-{flag} {names[kind]}: packs {block} values at a time, but {model.path.name} has"
+                    f" attention heads of {size}.",
+                    f"Use --cache-type-{flag} f16, bf16 or f32.",
+                )
+
+
+def _head_sizes(model: Model, part: str) -> set[int]:
+    """Values of one head's "key" or "value", of full attention and of a sliding window.  Empty if nothing says so."""
+    arch = _metadata(model, "general.architecture")
+    heads = lib.llama_model_n_head(model.handle)
+    found = {
+        _metadata(model, f"{arch}.attention.{part}_length") or str(model.n_embd // heads if heads > 0 else ""),
+        _metadata(model, f"{arch}.attention.{part}_length_swa"),
+    }
+    return {int(size) for size in found if size.isdigit()}
+
+
+def _metadata(model: Model, key: str) -> str:
+    """A value of the model's file as text; empty where it has none."""
+    buffer = ctypes.create_string_buffer(128)
+    return buffer.value.decode("utf-8", "replace") if _meta(model.handle, key.encode(), buffer, 128) >= 0 else ""
+
+
+def not_numbers(name: str) -> LlamaError:
+    """What to say of logits that nothing can be drawn from."""
+    return LlamaError(
+        f"{name}: the model's logits are not numbers.",
+        "Its file may be damaged, or its values too large: try --cache-type-k f32 --cache-type-v f32.",
+    )
+
+
 class Context:
     """One llama_context, and the batch that feeds it.
 
@@ -83,9 +140,11 @@ class Context:
         self, model: Model, name: str, settings: ContextSettings, capture: Any = None, other: Context | None = None
     ) -> None:
         """other: the target's context, for a drafter that borrows its embeddings or head."""
+        _check_cache_types(model, settings)
         params = lib.llama_context_default_params()
-        params.n_ctx = max(settings.cells, settings.rows, settings.sequences)  # it asserts that a batch fits
-        params.n_batch = params.n_ubatch = settings.rows
+        params.n_ctx = max(settings.cells, settings.sequences)
+        self.rows = min(settings.rows, params.n_ctx)  # it asserts that a batch fits ...
+        params.n_batch = params.n_ubatch = max(self.rows, settings.sequences)  # ... and holds a row of each sequence
         params.n_seq_max, params.kv_unified, params.swa_full = settings.sequences, settings.unified, True
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn_type = settings.flash_attention
@@ -97,26 +156,32 @@ class Context:
         if other is not None:
             params.ctx_other = other.handle
         self.name, self.capture, self.seconds = name, capture, 0.0
+        self._last_pass, self._stoppable = 0.0, False
         # float32 [capacity, width]: the rows that the last process captured; valid until the next one
         self.captured: Any = None if capture is None else np.asarray(memoryview(capture))
         forget_log()
         before = private_memory()
         self.handle: Any = lib.llama_init_from_model(model.handle, params)
         if not self.handle:
-            reason = recent_log() or "no reason given"
+            reason = recent_log()
             raise LlamaError(
-                f"{name}: llama.cpp could not make a context of {settings.cells} cells: {reason}.",
-                "Try a smaller --ctx-size.",
+                f"{name}: llama.cpp could not make a context of {settings.cells} cells: {reason or 'no reason given'}.",
+                "Try a smaller --ctx-size or --batch-size." if "alloc" in reason or not reason else None,
             )
         buffers = new_memory(before, private_memory())
         ask_for(buffers)
         collapse(buffers)
         self._threads = settings.threads
         self.n_vocab = model.n_vocab
-        self.rows = settings.rows
         self.cells = settings.cells
         self.memory = lib.llama_get_memory(self.handle)
+        if not self.memory:
+            lib.llama_free(self.handle)
+            raise FileError(f"{model.path}: {model.description} keeps no KV cache, so it cannot answer token by token.")
         self.batch = lib.llama_batch_ext_init(self.handle)
+        if not self.batch:
+            lib.llama_free(self.handle)
+            raise LlamaError(f"{name}: llama.cpp could not make a batch.")
 
     @property
     def threads(self) -> int:
@@ -143,9 +208,14 @@ class Context:
         _native.fill(self.batch, tokens, pos, seq_start, seqs, outputs, features)
         if self.capture is not None:
             self.capture.reset()
+        takes_long = len(pos) > _MANY_ROWS or self._last_pass > _LONG
+        if takes_long != self._stoppable:
+            self._let_stop(takes_long and can_wait())
         started = time.perf_counter()
         code = _process(self.handle, kind, self.batch)
-        self.seconds += time.perf_counter() - started
+        self._last_pass = time.perf_counter() - started
+        self.seconds += self._last_pass
+        check()
         if code:
             what = _PROCESS_ERRORS.get(code, "failed")
             raise LlamaError(f"{self.name}: llama.cpp {what} for {len(pos)} rows (code {code}): {recent_log()}.")
@@ -154,6 +224,12 @@ class Context:
         fault = self.capture.check(len(pos))
         if fault:
             raise LlamaError(f"{self.name}: hidden states were not captured: {fault}.")
+
+    def _let_stop(self, wanted: bool) -> None:
+        """Whether a signal may stop the pass to come (on a CPU; others do not ask)."""
+        if wanted != self._stoppable:
+            lib.llama_set_abort_callback(self.handle, _stops if wanted else _NEVER_STOPS, None)
+            self._stoppable = wanted
 
     def logits(self) -> int:
         """Address of the last batch's logits, float [rows that asked, n_vocab], in batch order."""
@@ -193,10 +269,10 @@ class Context:
         size = _state_size(self.handle, scratch, 0)
         state = ctypes.create_string_buffer(size)
         saved = _state_get(self.handle, state, size, scratch, 0)
-        _seq_rm(self.memory, _EVERY_SEQUENCE, start, -1)
+        removed = _seq_rm(self.memory, _EVERY_SEQUENCE, start, -1)
         restored = _state_set(self.handle, state, size, scratch, 0)
         self.seconds += time.perf_counter() - started
-        if saved != size or restored == 0:
+        if saved != size or not removed or restored == 0:
             raise LlamaError(f"{self.name}: llama.cpp could not move {end - start} KV cells: {recent_log()}.")
         self.copy(scratch, 0)
         self.keep(0)

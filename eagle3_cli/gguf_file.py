@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,14 +156,11 @@ class GgufFile:
         i = _find_tensor(self._gguf, name.encode())
         return None if i < 0 else int(_tensor_type(self._gguf, i))
 
-    def main_type(self) -> str:
-        """The type that most of the weights have, as llama.cpp writes it in upper case: "Q4_0"."""
-        counts: dict[int, int] = {}
-        for name in self.names():
-            kind = self.type(name)
-            if kind is not None:
-                counts[kind] = counts.get(kind, 0) + math.prod(self.shape(name) or ())
-        return _type_name(max(counts, key=lambda kind: counts[kind])).decode().upper() if counts else "none"
+    @property
+    def part(self) -> tuple[int, int]:
+        """Which part of how many of a split model this is, counted from 1; (1, 1) for a whole one."""
+        count = self.need("split.count", int) if self.has("split.count") else 1
+        return (self.need("split.no", int) + 1, count) if count > 1 else (1, 1)
 
     def values(self, name: str, kind: int) -> np.ndarray:
         """The values of a tensor that must be there and of that ggml type, F32 or I64, one after the other."""
@@ -182,3 +181,13 @@ class GgufFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def main_type(paths: Sequence[Path]) -> str:
+    """The type that most of the weights in these files have, as llama.cpp writes it in upper case: "Q4_0"."""
+    counts: Counter[int] = Counter()
+    for path in paths:
+        with GgufFile(path) as file:
+            for name in file.names():
+                counts[file.type(name) or F32] += math.prod(file.shape(name) or ())
+    return _type_name(counts.most_common(1)[0][0]).decode().upper() if counts else "none"

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import _native
+from . import _native, grammars, templates
 from .errors import BackendError, FileError, LlamaError, OptionError, PromptError
 from .huge_pages import ask_for, new_memory, private_memory
+from .interrupt import called_from_c, check, stop_wanted
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # ggml's backtrace goes to stdout
 
@@ -31,6 +33,7 @@ _log: deque[str] = deque(maxlen=12)
 
 
 @lib.llama_log_callback
+@called_from_c
 def _keep_log(level: int, text: bytes, _user_data: Any) -> None:
     """Keep warnings and errors for our own messages; print nothing."""
     if level in (3, 4):  # GGML_LOG_LEVEL_WARN, GGML_LOG_LEVEL_ERROR
@@ -131,6 +134,35 @@ def physical_cores() -> int:
 # --- models --------------------------------------------------------------------------------------------
 
 
+# Many tokenizers (GPT-4o's, DeepSeek's, Mistral NeMo's, Falcon's) split a text by std::regex, which calls itself for
+# every character of a run of letters, spaces or signs: measured 170 to 340 bytes of stack each.  25,000 fill a usual
+# stack, and the process ends.
+STACK_PER_BYTE = 512
+USUAL_STACK = 4 << 20
+LONGEST = 8 << 20  # bytes of a text: a stack of 4 GiB, of which only a text that is one run touches half
+
+
+def with_stack(size: int, work: Callable[[], int]) -> int:
+    """What work returns, called with a stack of that many bytes and more.  It must not raise."""
+    if size < USUAL_STACK:
+        return work()
+    found: list[int] = []
+    before = threading.stack_size(USUAL_STACK + size // 4096 * 4096)
+    try:
+        thread = threading.Thread(target=lambda: found.append(work()))
+        thread.start()
+    except (RuntimeError, MemoryError) as error:
+        raise LlamaError(f"no room for a stack of {size >> 20} MiB, which so long a text needs.") from error
+    finally:
+        threading.stack_size(before)
+    try:
+        thread.join()
+    except BaseException:  # Ctrl-C; but what it reads must not be freed now
+        thread.join()
+        raise
+    return found[0]
+
+
 class Model:
     """One loaded GGUF and its vocabulary.  Free it after its contexts."""
 
@@ -158,18 +190,30 @@ class Model:
         self._devices = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
         params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
         before, asked = private_memory(), False
+        fault: BaseException | None = None
 
+        @called_from_c
         def loading(done: float, _: Any) -> bool:
-            nonlocal asked
+            """False ends the load."""
+            nonlocal asked, fault
             if weights and not asked:
                 ask_for(new_memory(before, private_memory()))
                 asked = True
-            return progress(done) is None if progress else True
+            try:
+                if progress:
+                    progress(done)
+            except BaseException as error:
+                fault = error
+            return fault is None and not stop_wanted()
 
         callback = lib.llama_progress_callback(loading)
         params.progress_callback = callback
         forget_log()
         self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
+        if fault is not None or stop_wanted():
+            self.close()
+            check()
+            raise fault or KeyboardInterrupt
         if not self.handle:
             raise FileError(f"{path}: llama.cpp cannot load it: {recent_log() or 'no reason given'}.")
         self.vocab = lib.llama_model_get_vocab(self.handle)
@@ -183,9 +227,14 @@ class Model:
     def tokenize(self, text: str, add_special: bool) -> list[int]:
         """Token ids of text; control tokens written out in it are recognised."""
         data = text.encode("utf-8", "surrogatepass")
+        if len(data) > LONGEST:
+            raise PromptError(f"prompt: expected at most {LONGEST >> 20} MiB of text, got {len(data) / 2**20:.1f} MiB.")
         room = len(data) + 16
         ids = (lib.llama_token * room)()
-        n = lib.llama_tokenize(self.vocab, data, len(data), ids, room, add_special, True)
+        n = with_stack(
+            STACK_PER_BYTE * len(data),
+            lambda: lib.llama_tokenize(self.vocab, data, len(data), ids, room, add_special, True),
+        )
         if n < 0:
             raise PromptError(f"prompt: the tokenizer of {self.path.name} failed on {len(data)} bytes (code {n}).")
         return list(ids[:n])
@@ -250,25 +299,27 @@ class Model:
 
 def render_chat(model: Model, messages: Sequence[dict[str, str]]) -> str:
     """The prompt text of a conversation by the model's own chat template, up to where the answer starts."""
-    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
-
     template = model.chat_template
     if template is None:
         raise PromptError(f"{model.path.name}: has no chat template.", "Use --raw to send the prompt as it is.")
-    eos = model.token_text(lib.llama_vocab_eos(model.vocab))
-    try:
-        formatter = Jinja2ChatFormatter(template, eos_token=eos, bos_token=model.token_text(model.bos))
-        return str(formatter(messages=list(messages)).prompt)  # type: ignore[arg-type]
-    except Exception as error:  # whatever a template, which is a program from the model file, may raise
-        raise PromptError(f"{model.path.name}: its chat template refuses this conversation: {error}.") from error
+    variables = {
+        **dict.fromkeys(("functions", "function_call", "tools", "tool_choice")),  # llama-cpp-python: there are none
+        "messages": list(messages),
+        "add_generation_prompt": True,
+        "bos_token": model.token_text(model.bos),
+        "eos_token": model.token_text(lib.llama_vocab_eos(model.vocab)),
+    }
+    return templates.render(model.path.name, template, variables)
+
+
+# --- the answer's form ---------------------------------------------------------------------------------
 
 
 def schema_to_gbnf(schema: str) -> str:
-    """GBNF grammar for a JSON schema (llama.cpp's own conversion).  OptionError if it is no valid schema."""
-    from llama_cpp.llama_grammar import json_schema_to_gbnf
+    """GBNF grammar for a JSON schema (llama-cpp-python's conversion).  OptionError if it is no valid schema."""
+    return grammars.from_schema(schema, Path(lib.__file__).with_name("llama_grammar.py"))
 
-    try:
-        return str(json_schema_to_gbnf(schema))
-    except Exception as error:  # the converter raises bare ValueError, KeyError, AssertionError, ...
-        reason = f"{type(error).__name__}: {error}"
-        raise OptionError(f"--json-schema: cannot be turned into a grammar: {reason}.") from error
+
+def check_grammar(grammar: str) -> None:
+    """OptionError for what llama.cpp cannot parse, or cannot parse without harm.  To be called before it does."""
+    grammars.check(grammar, lib._lib._name)

@@ -10,12 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from .errors import FileError, PairError
+from .errors import FileError, OptionError, PairError
 from .gguf_file import AGAIN, F32, I64, GgufFile
 
-_NOT_FOR_MATRICES = {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}  # no kernel multiplies these
+NOT_FOR_MATRICES = {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}  # no kernel multiplies these
 _WITHOUT_TOKENS = ("no_vocab", "none")  # llama.cpp makes eagle3.vocab_size nameless ones
 _MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
+# architectures of llama.cpp that are no targets; those with recurrent layers it tells us itself
+_OTHER_DRAFTERS = ("dflash", "gemma4-assistant")
+_EMBEDDERS = ("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3",
+              "eurobert", "gemma-embedding", "llama-embed", "t5encoder")  # fmt: skip
+_DIFFUSION = ("dream", "llada", "llada-moe", "rnd1")
 
 
 @dataclass(frozen=True)
@@ -66,20 +71,91 @@ def check_drafter(path: Path) -> None:
         _drafter_info(draft)
 
 
-def check_target(path: Path) -> None:
-    """FileError unless the file is a whole GGUF that can be a target."""
+def check_target(path: Path, cells: int = 0) -> None:
+    """FileError unless the file, with every other part of a split one, is a whole GGUF that can be a target.
+
+    cells: of the context that was asked for; OptionError where the target has no embeddings for so many positions.
+    """
     with GgufFile(path) as file:
+        parts = _parts(file)
         arch = file.need("general.architecture", str)
-        if arch == "eagle3":
-            raise FileError(f"{path}: is an EAGLE-3 drafter, but was given as the target.", "Give it as --draft.")
+        _check_kind(file, arch)
         if not file.count_strings("tokenizer.ggml.tokens"):
             raise FileError(f"{path}: has no vocabulary (tokenizer.ggml.tokens).", AGAIN)
         layers = file.need(f"{arch}.block_count", int)
         if not 1 <= layers <= _MOST_LAYERS:
             raise FileError(f"{path}: expected {arch}.block_count from 1 to {_MOST_LAYERS}, got {layers}.", AGAIN)
+        positions = _learned_positions(file, parts) if cells else None
+    if positions is not None and cells > positions:  # llama.cpp aborts at the first position behind the table
+        raise OptionError(f"--ctx-size {cells}: {path.name} knows {positions} positions.", f"Give at most {positions}.")
+
+
+def target_files(path: Path) -> list[Path]:
+    """The file, or all parts of a split model in llama.cpp's order, given the first.
+
+    Only the first part's header says what the model is.  FileError for another part, for one that is missing or
+    damaged, and for one that belongs elsewhere.
+    """
+    with GgufFile(path) as file:
+        return _parts(file)
+
+
+def _parts(file: GgufFile) -> list[Path]:
+    path, (number, count) = file.path, file.part
+    if count == 1:
+        return [path]
+    what, ending = f"part {number} of {count} of a split model", f"-{number:05d}-of-{count:05d}.gguf"
+    if not path.name.endswith(ending):
+        raise FileError(
+            f"{path}: is {what}; expected its name to end in {ending}.",
+            "Give all parts the names that they were published with.",
+        )
+    prefix = path.name.removesuffix(ending)
+    parts = [path.with_name(f"{prefix}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
+    if number != 1:
+        raise FileError(f"{path}: is {what}; expected the first part.", f"Give {parts[0].name}.")
+    for i, part in enumerate(parts[1:], 2):
+        _check_part(part, i, count)
+    return parts
+
+
+def _check_part(path: Path, number: int, count: int) -> None:
+    expected = f"part {number} of {count} of a split model"
+    if not path.is_file():
+        raise FileError(f"{path}: no such file; expected {expected}.", "Put all parts into one folder.")
+    with GgufFile(path) as file:
+        if file.part != (number, count):
+            raise FileError(f"{path}: expected {expected}, got part {file.part[0]} of {file.part[1]}.", AGAIN)
+
+
+def _check_kind(file: GgufFile, arch: str) -> None:
+    """FileError for a model that does not write text from left to right."""
+    if arch == "eagle3":
+        raise FileError(f"{file.path}: is an EAGLE-3 drafter, but was given as the target.", "Give it as --draft.")
+    if arch in _OTHER_DRAFTERS:
+        raise FileError(f"{file.path}: is a drafter ({arch}), but was given as the target.")
+    if arch in _EMBEDDERS or file.get(f"{arch}.attention.causal") is False:
+        raise FileError(f"{file.path}: this {arch} model turns text into vectors; expected one that writes text.")
+    if arch in _DIFFUSION:
+        raise FileError(f"{file.path}: {arch} is a diffusion model; expected one that writes from left to right.")
+
+
+def _learned_positions(first: GgufFile, parts: list[Path]) -> int | None:
+    """Rows of a target's table of position embeddings (GPT-2, StarCoder, some MPT); None where there is no table."""
+    shape = first.shape("position_embd.weight")
+    for path in parts[1:]:
+        with GgufFile(path) as file:
+            shape = shape or file.shape("position_embd.weight")
+    return shape[1] if shape else None
 
 
 def _drafter_info(draft: GgufFile) -> DrafterInfo:
+    number, count = draft.part
+    if count > 1:
+        raise FileError(
+            f"{draft.path}: is part {number} of {count} of a split model; expected a drafter in one file.",
+            "Join the parts with llama-gguf-split --merge.",
+        )
     arch = draft.need("general.architecture", str)
     if arch != "eagle3":
         raise FileError(
@@ -204,9 +280,9 @@ def _check_types(draft: GgufFile) -> None:
         kind = draft.type(name)
         if ("norm" in name or "rope_freqs" in name) and kind != F32:
             raise FileError(f"{draft.path}: expected {name} as F32, got ggml type {kind}.", AGAIN)
-        if name != "d2t" and kind in _NOT_FOR_MATRICES:
+        if name != "d2t" and kind in NOT_FOR_MATRICES:
             raise FileError(
-                f"{draft.path}: expected {name} in a floating-point or quantised type, got {_NOT_FOR_MATRICES[kind]}.",
+                f"{draft.path}: expected {name} in a floating-point or quantised type, got {NOT_FOR_MATRICES[kind]}.",
                 AGAIN,
             )
 

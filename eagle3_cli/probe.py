@@ -16,6 +16,7 @@ import subprocess
 import sys
 from typing import Any
 
+from .confined import command
 from .llama import function, system_info
 
 AMX_NOTE = (
@@ -54,9 +55,10 @@ def _dies_forked() -> bool:
 
 
 def _dies_anew() -> bool:
-    command = [sys.executable, "-m", __name__]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(
+            command(__name__), stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         return True
     return done.returncode != 0

@@ -7,6 +7,7 @@ llama.cpp does: it belongs to the file, not to the prompt.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import IO
 from .errors import FileError, InputError, OptionError
 
 STDIN = "-"
+LARGEST = 1 << 26  # bytes of one text that are read; more than any context holds, and less than fills a memory
 
 
 @dataclass(frozen=True)
@@ -75,17 +77,23 @@ def stdin_lines() -> Iterator[str]:
     """Lines of a piped stdin as they arrive, without their line breaks."""
     if sys.stdin is None:
         return
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        yield _without_last_break(decode(line, f"stdin, line {number}"))
+    for number in itertools.count(1):
+        where = f"stdin, line {number}"
+        line = _limited(sys.stdin.buffer.readline, where)
+        if not line:
+            return
+        yield _without_last_break(decode(line, where))
 
 
 def read_text(name: str, flag: str) -> str:
     """A file's text.  flag names the option in errors."""
+    where = f"{flag} {name}"
     try:
-        data = Path(name).read_bytes()
-    except OSError as error:
-        raise FileError(f"{flag} {name}: {error.strerror or error}.") from error
-    return _without_last_break(decode(data, f"{flag} {name}"))
+        with Path(name).open("rb") as file:
+            data = _limited(file.read, where)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise FileError(f"{where}: {getattr(error, 'strerror', None) or error}.") from error
+    return _without_last_break(decode(data, where))
 
 
 def decode(data: bytes, where: str) -> str:
@@ -111,10 +119,18 @@ def clean(text: str, where: str) -> str:
 
 
 def _stdin_bytes() -> bytes:
+    return _limited(sys.stdin.buffer.read, "stdin")
+
+
+def _limited(read: Callable[[int], bytes], where: str) -> bytes:
+    """What there is to read; InputError where it is more than any prompt, as of a program that never ends."""
     try:
-        return sys.stdin.buffer.read()
+        data = read(LARGEST + 1)
     except OSError as error:
-        raise FileError(f"stdin: {error.strerror or error}.") from error
+        raise FileError(f"{where}: {error.strerror or error}.") from error
+    if len(data) > LARGEST:
+        raise InputError(f"{where}: expected at most {LARGEST >> 20} MiB of text, got more.", "Give a shorter text.")
+    return data
 
 
 def _without_last_break(text: str) -> str:

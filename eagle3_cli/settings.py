@@ -19,6 +19,7 @@ FLOAT_CACHE_TYPES = ("f32", "f16", "bf16")  # a V cache of another type needs fl
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 FEEDBACK = ("auto", "pre", "post")  # what a drafter step hands on: its output before or after the final norm
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ: a context with more cannot be made
+C_INT_MAX = 2**31 - 1
 
 
 def check_range(flag: str, value: float, low: float, high: float = math.inf) -> None:
@@ -60,18 +61,20 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         check_range("--temp", self.temperature, 0.0, 100.0)
-        check_range("--top-k", self.top_k, 0)
+        if self.temperature:
+            check_range("--temp (if not 0)", self.temperature, 1e-6, 100.0)  # logits over less are no numbers
+        check_range("--top-k", self.top_k, 0, C_INT_MAX)
         check_range("--top-p", self.top_p, 0.0, 1.0)
         check_range("--min-p", self.min_p, 0.0, 1.0)
         check_range("--typical", self.typical_p, 0.0, 1.0)
         check_range("--repeat-penalty", self.repeat_penalty, 1e-6, 100.0)
-        check_range("--repeat-last-n", self.repeat_last_n, -1)
+        check_range("--repeat-last-n", self.repeat_last_n, -1, C_INT_MAX)
         check_range("--presence-penalty", self.presence_penalty, -100.0, 100.0)
         check_range("--frequency-penalty", self.frequency_penalty, -100.0, 100.0)
         check_range("--dry-multiplier", self.dry_multiplier, 0.0, 100.0)
         check_range("--dry-base", self.dry_base, 0.0, 100.0)
-        check_range("--dry-allowed-length", self.dry_allowed_length, 0)
-        check_range("--dry-penalty-last-n", self.dry_penalty_last_n, -1)
+        check_range("--dry-allowed-length", self.dry_allowed_length, 0, C_INT_MAX)
+        check_range("--dry-penalty-last-n", self.dry_penalty_last_n, -1, C_INT_MAX)
         if self.seed is not None:
             check_range("--seed", self.seed, 0, 2**32 - 2)
 
@@ -143,6 +146,8 @@ class RuntimeSettings:
 
     def __post_init__(self) -> None:
         check_range("--ctx-size", self.ctx_size, 0, 2**24)
+        if self.ctx_size == 1:
+            raise OptionError("--ctx-size: expected 0 or at least 2, one token to read and one to write, got 1.")
         check_range("--batch-size", self.batch, 1, 2**16)
         check_range("--threads", self.threads, 0, 512)
         check_range("--draft-threads", self.draft_threads, 0, 512)
@@ -167,6 +172,30 @@ class RuntimeSettings:
 
 
 @dataclass(frozen=True)
+class Lora:
+    """A LoRA adapter on the target: its GGUF, and a factor of what it adds."""
+
+    path: Path
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_range("--lora-scaled", self.scale, -1000.0, 1000.0)
+
+    @classmethod
+    def parse(cls, text: str) -> Lora:
+        """From "FILE:SCALE"."""
+        path, colon, scale = text.rpartition(":")
+        try:
+            if not (path and colon):
+                raise ValueError(text)
+            return cls(Path(path).expanduser(), float(scale))
+        except ValueError:
+            raise OptionError(
+                f"--lora-scaled: expected FILE:SCALE, got {text}.", "For example style.gguf:0.5."
+            ) from None
+
+
+@dataclass(frozen=True)
 class PairSettings:
     """Which two files to load, and how to draft.
 
@@ -177,6 +206,7 @@ class PairSettings:
     feedback    the next step's feature is the drafter's output before (pre) or after (post) its final norm; auto is
                 what the drafter's file says
     lookup      n-gram matches of the text are candidates, too: with a chosen budget, or alone without a drafter
+    loras       adapters on the target
     """
 
     target: Path
@@ -187,6 +217,7 @@ class PairSettings:
     nodes: int | None = None
     feedback: str = "auto"
     lookup: bool = False
+    loras: tuple[Lora, ...] = ()
 
     def __post_init__(self) -> None:
         check_name("--feedback", self.feedback, FEEDBACK)

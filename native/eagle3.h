@@ -53,7 +53,7 @@ typedef struct {
 void e3_topk(const float *logits, float scale, const int32_t *d2t, int32_t n, int32_t k, float *work, int32_t *ids,
              float *logps);
 
-/* Position of the largest of n > 0 floats, the first of equals, 0 if all are NaN.
+/* Position of the largest of n > 0 floats, the first of equals, NaN left out; -1 if it is not finite.
    Equivalent to np.nanargmax.  This is what llama.cpp's greedy sampler chooses. */
 int32_t e3_argmax(const float *logits, int32_t n);
 

@@ -104,9 +104,9 @@ WIDEST int32_t e3_argmax(const float *logits, int32_t n) {
         float max = max_of(logits + start, start + BLOCK < n ? BLOCK : n - start);
         if (max > best) best = max, block = start;
     }
-    for (int32_t i = block; i < n; i++)
-        if (logits[i] == best) return i;
-    return 0;
+    if (!isfinite(best)) return -1;
+    while (logits[block] != best) block++;
+    return block;
 }
 
 void e3_gather(const float *rows, const int32_t *index, int32_t n, size_t width, float *out) {

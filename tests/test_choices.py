@@ -112,6 +112,7 @@ def test_a_second_call_trains_nothing_and_says_the_same(run, compared, monkeypat
     assert f"lk: tau chain 3 {tau:.3f}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_cost_of_the_drafters_is_added_to_the_results(compared, capsys):
     before = results(compared)["choices"]
     assert called("-o", compared, "--time", 1) == 0

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import FileError
+from ..errors import FileError, InputError
+from ..prompt import clean
 from ..settings import check_name
 
 PROMPTS: tuple[str, ...] = (
@@ -70,7 +71,7 @@ def _read(path: Path) -> tuple[Prompt, ...]:
 def _prompt(path: Path, number: int, line: str) -> Prompt:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{path}:{number}: expected a JSON object, got {line[:40]!r}.") from error
     fields = record if isinstance(record, dict) else {}
     if "messages" in fields:
@@ -83,7 +84,10 @@ def _prompt(path: Path, number: int, line: str) -> Prompt:
         raise FileError(f'{path}:{number}: expected {{"prompt": "..."}}, got {line[:40]!r}.')
     if not isinstance(task, str) or not task:
         raise FileError(f"{path}:{number}: task: expected a name, got {task!r}.")
-    return Prompt(task, prompt)
+    try:
+        return Prompt(task, clean(prompt, f"{path}:{number}"))
+    except InputError as error:
+        raise FileError(error.message, error.hint) from error
 
 
 TASKS: Mapping[str, tuple[str, ...]] = {

@@ -17,7 +17,7 @@ import click
 from .. import demo
 from ..errors import OptionError
 from ..prompt import read_text
-from ..settings import Limits, PairSettings, RuntimeSettings, SamplingSettings
+from ..settings import Limits, Lora, PairSettings, RuntimeSettings, SamplingSettings
 
 Flags = Mapping[str, Any]
 LOOKUP = "lookup"  # as --draft: n-gram matches alone
@@ -90,6 +90,7 @@ def pair_settings(flags: Flags) -> PairSettings:
         target=Path(target).expanduser() if target else demo.demo_target(),
         draft=None if no_draft or lookup else Path(draft).expanduser() if draft else demo.demo_drafter(),
         no_draft="--no-draft" if no_draft else None,
+        loras=(*(Lora(Path(path).expanduser()) for path in flags["lora"]), *map(Lora.parse, flags["lora_scaled"])),
         **({} if no_draft else drafting),
     )
     settings.tree(on_gpu=False)  # checks the ranges before a model is loaded

@@ -13,7 +13,7 @@ from ..settings import Limits, PairSettings, RuntimeSettings, SamplingSettings
 from . import build
 from .answer import Answer, collect, loaded
 from .generate import ignore, messages
-from .options import Command, draft_options, option, quiet_option, runtime_options
+from .options import Command, draft_options, option, quiet_option, raw_output_option, runtime_options
 
 if TYPE_CHECKING:
     from ..engine.types import Statistics
@@ -44,6 +44,7 @@ class Run:
     help="Most tokens of the answer; -1: the context.",
 )
 @quiet_option
+@raw_output_option
 @draft_options
 @runtime_options
 @click.pass_obj
@@ -60,8 +61,8 @@ def demo(console: Console, words: tuple[str, ...], **flags: Any) -> None:
       eagle3 demo "Write a poem about the sea." -n 300
       eagle3 demo --draft-tokens 16 --threads 2
     """
-    console.quiet = flags["quiet"]
-    flags = {**flags, "target": None, "draft": None, "no_draft": False}
+    console.quiet, console.raw = flags["quiet"], flags["raw_output"]
+    flags = {**flags, "target": None, "draft": None, "no_draft": False, "lora": (), "lora_scaled": ()}
     build.refuse_useless_flags(flags)
     if not any(build.typed(name) for name in SHOWN):  # auto would draft nothing where nothing pays
         flags = {**flags, **SHOWN}

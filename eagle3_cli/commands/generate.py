@@ -50,7 +50,7 @@ def generate(console: Console, words: tuple[str, ...], **flags: Any) -> None:
       eagle3 generate "Three colours" --json-schema @colours.json --json | jq .text
       eagle3 generate --raw "Once upon a time" --target llama.gguf --draft llama-eagle3.gguf --stats
     """
-    console.quiet = flags["quiet"]
+    console.quiet, console.raw = flags["quiet"], flags["raw_output"]
     build.refuse_useless_flags(flags)
     sampling, limits = build.sampling_settings(flags), build.limits(flags)
     pair, runtime = build.pair_settings(flags), build.runtime_settings(flags)

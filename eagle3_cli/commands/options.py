@@ -103,6 +103,9 @@ pair_options: Decorator[Any] = together(
     option(MODEL, "--draft", metavar="GGUF|lookup",
            help="Its EAGLE-3 drafter, made by eagle3 convert; lookup: n-gram matches in the text alone."),
     option(MODEL, "--no-draft", is_flag=True, help="Answer without a drafter."),
+    option(MODEL, "--lora", type=TEXT, multiple=True, metavar="GGUF", help="A LoRA adapter on the target; repeatable."),
+    option(MODEL, "--lora-scaled", type=TEXT, multiple=True, metavar="GGUF:SCALE",
+           help="The same, its effect times SCALE."),
 )  # fmt: skip
 
 DRAFTING = "Drafting"
@@ -186,8 +189,12 @@ form_options: Decorator[Any] = together(
     option(FORM, "--json-schema-file", metavar="FILE", help="The same, from a file."),
 )
 
+raw_output_option: Decorator[Any] = option(
+    "Options", "--raw-output", is_flag=True,
+    help=r"Send control characters of the answer to a terminal; else they are shown (\u001b).",
+)  # fmt: skip
 answer_options: Decorator[Any] = together(
-    pair_options, draft_options, limit_options, sampling_options, form_options, runtime_options,
+    raw_output_option, pair_options, draft_options, limit_options, sampling_options, form_options, runtime_options,
 )  # fmt: skip
 system_option: Decorator[Any] = option("Options", "--system", type=TEXT, metavar="TEXT", help="System message.")
 quiet_option: Decorator[Any] = option(

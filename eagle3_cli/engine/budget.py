@@ -89,7 +89,8 @@ class Worth:
 
     def restore(self, kept: Any) -> None:
         tokens, cost, lost = (float(kept[name]) for name in ("tokens", "cost", "lost"))
-        if not (0 <= tokens < 1000 and 0 <= cost < 1000 and abs(lost) < 1000):
+        nothing = tokens == cost == 0  # yet; else a round emits a token or more, and costs a pass or more
+        if not ((nothing or (0.5 < tokens < 1000 and 0.5 < cost < 1000)) and abs(lost) < 1000):
             raise ValueError("worth out of range")
         self.tokens, self.cost, self.lost = tokens, cost, lost
 

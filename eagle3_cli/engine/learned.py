@@ -1,7 +1,8 @@
 """What was learned about a pair on this machine, kept in the user's cache directory from one program to the next.
 
 One small JSON file per pair, backend, threads, types and version of llama.cpp.  It only saves learning it again: a file
-that is missing, damaged or of another format counts for nothing, and one that cannot be written is not.
+that is missing, damaged or of another format counts for nothing, and one that cannot be written is not.  Programs may
+share the folder: each replaces a file by a whole one, and the last one stays.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,11 +29,18 @@ def cache_folder() -> Path:
     chosen = os.environ.get("EAGLE3_CACHE")
     if chosen:
         return Path(chosen)
+    try:
+        return _system_folder() / "eagle3"
+    except RuntimeError:  # a user without a home, as in some containers
+        return Path(os.devnull)  # nothing can be kept below it
+
+
+def _system_folder() -> Path:
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "eagle3"
+        return Path.home() / "Library" / "Caches"
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "eagle3"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eagle3"
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def place(models: Mapping[str, Path | None], settings: Mapping[str, Any]) -> Path:
@@ -50,16 +59,26 @@ def recall(path: Path, machine: Machine) -> bool:
     """Put what a file holds into a machine that knows nothing yet.  False, and it still knows nothing, where there is
     no file that can be used."""
     try:
-        if path.stat().st_size > LARGEST:
-            return False
-        kept = json.loads(path.read_text("utf-8"))
+        kept = json.loads(_read_file(path).decode("utf-8"))
         if kept["format"] != FORMAT:
             return False
         machine.restore(kept["machine"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         machine.forget()
         return False
     return True
+
+
+def _read_file(path: Path) -> bytes:
+    """OSError for whatever is no ordinary file, ValueError for one that is too large.  Waits for nobody, as it would
+    for the other end of a pipe."""
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path}: is no ordinary file")
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ValueError(f"{path}: is larger than what is kept there")
+    return data
 
 
 def keep(path: Path, machine: Machine) -> str | None:

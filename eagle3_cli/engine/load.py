@@ -8,12 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import _native
-from ..context import Context, ContextSettings, target_settings
-from ..errors import FileError, OptionError
-from ..gguf_file import GgufFile
+from ..context import DECODE, Context, ContextSettings, target_settings
+from ..errors import FileError, LlamaError, OptionError, PairError
+from ..gguf_file import main_type
 from ..llama import Model, choose_devices, physical_cores, render_chat
-from ..model_files import DrafterInfo, check_target, read_drafter
+from ..lora import Adapter, adapt, check_lora
+from ..model_files import DrafterInfo, check_target, read_drafter, target_files
 from ..probe import AMX_NOTE, amx_crashes
 from ..settings import (
     FLASH_ATTENTION,
@@ -126,7 +129,9 @@ def load_engine(
     used where the files are the same; it has to be closed after this one.
     """
     started = time.perf_counter()
-    check_target(pair.target)
+    check_target(pair.target, runtime.ctx_size)
+    for lora in pair.loras:
+        check_lora(lora.path, pair.target)
     info = read_drafter(pair.draft, pair.target) if pair.draft else None
     if info:
         pair = replace(pair, feedback=_feedback(pair, info))
@@ -149,6 +154,24 @@ def _feedback(pair: PairSettings, info: DrafterInfo) -> str:
     if pair.feedback == "auto":
         return "post" if info.norm_output else "pre"
     return pair.feedback
+
+
+def _try_capture(context: Context, info: DrafterInfo, model: Model) -> None:
+    """Compute one token.  Not every graph of llama.cpp has one row per token behind every layer; PairError for those
+    that have none where the drafter reads, before anyone waits for an answer."""
+    one = np.zeros(1, np.int32)
+    try:
+        context.process(DECODE, one, one, outputs=np.ones(1, np.int8))
+    except LlamaError as error:
+        fault = context.capture.check(1)
+        if fault is None:
+            raise
+        raise PairError(
+            f"{info.path}: reads target layers {', '.join(map(str, info.aux_layers))}, but llama.cpp does not give"
+            f" their inputs for {model.path.name}, a {model.description} model: {fault}.",
+            "Use --no-draft, or a drafter that reads other layers.",
+        ) from error
+    context.remove(0, 0)
 
 
 class _Loader:
@@ -182,7 +205,11 @@ class _Loader:
             raise FileError(
                 f"{pair.target}: {model.description} has recurrent layers, whose state cannot drop rejected tokens."
             )
+        # before the context, which reserves room for them
+        adapters = [self._own(Adapter(model, lora)) for lora in pair.loras]
         target = self._target(model, info, shape)
+        if adapters:
+            adapt(target.context, adapters)
         drafter = self._drafter(info, target, shape, pair.feedback) if info else None
         settings = self._settings(pair, shape, target, backend)
         budget = self._budget(pair, backend) if pair.drafts and pair.nodes is None else None
@@ -190,15 +217,16 @@ class _Loader:
         engine = Engine(Decoder(model, target, drafter, shape, budget, lookup), settings, pair.no_draft, self.owned)
         engine.models = self.models
         if budget:
-            engine.learned = place({"target": pair.target, "draft": pair.draft}, self._that_costs(settings))
+            files = {"target": pair.target, "draft": pair.draft}
+            files |= {f"lora {i} x {lora.scale}": lora.path for i, lora in enumerate(pair.loras)}
+            engine.learned = place(files, self._that_costs(settings))
             recall(engine.learned, budget.machine)
         return engine
 
     def _budget(self, pair: PairSettings, backend: str) -> Budget:
         """One that knows nothing yet."""
         on_gpu = backend != "cpu"
-        with GgufFile(pair.target) as file:
-            prior = GPU_PRIOR if on_gpu else cpu_prior(file.main_type())
+        prior = GPU_PRIOR if on_gpu else cpu_prior(main_type(target_files(pair.target)))
         # on a GPU the drafter's threads only wait, and whoever names a number gets it
         threads = 0 if on_gpu or self.runtime.draft_threads or not pair.draft else self._threads()
         machine = Machine(prior, GPU_DRAFTER_PRIOR if on_gpu else CPU_DRAFTER_PRIOR, threads)
@@ -228,8 +256,8 @@ class _Loader:
         return self.runtime.threads or physical_cores()
 
     def _target(self, model: Model, info: DrafterInfo | None, shape: TreeShape) -> Target:
-        rows = max(self.runtime.batch, shape.nodes + 1)
         cells = self.runtime.ctx_size or min(model.n_ctx_train, DEFAULT_CONTEXT)
+        rows = min(max(self.runtime.batch, shape.nodes + 1), cells)
         # one per leaf, and a spare one
         sequences = min(MAX_SEQUENCES, max(shape.nodes, 1) + 1) if info or self.lookup else 1
         capture = None
@@ -240,7 +268,10 @@ class _Loader:
         # llama.cpp computes the last layer's output only for rows that ask for logits
         every_row = info is not None and max(info.aux_layers) == model.n_layer
         in_order = not self.devices and self.flash_attention == "on"
-        return Target(self._own(Context(model, "target", settings, capture)), every_row, in_order)
+        context = self._own(Context(model, "target", settings, capture))
+        if info:
+            _try_capture(context, info, model)
+        return Target(context, every_row, in_order)
 
     def _drafter(self, info: DrafterInfo, target: Target, shape: TreeShape, feedback: str) -> Eagle3Drafter:
         model = self._model("drafter", info.path)
@@ -261,6 +292,7 @@ class _Loader:
         return {
             "target": str(pair.target),
             "draft": str(pair.draft) if pair.draft else None,
+            "loras": [{"path": str(lora.path), "scale": lora.scale} for lora in pair.loras],
             "ctx_size": target.context.cells,
             "batch_size": self.runtime.batch,
             "threads": self._threads(),

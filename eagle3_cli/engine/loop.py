@@ -63,14 +63,19 @@ class Decoder:
     ) -> Generator[Piece, None, None]:
         """Emit the answer to a prompt, token by token.  sampling: with a seed.
 
-        PromptError before the first piece if the prompt leaves no room.  The caches stay right if the caller closes
-        the iterator early or an exception passes through: they then hold what was committed.
+        PromptError before the first piece if the prompt leaves no room or has a token that the model lacks.  The caches
+        stay right if the caller closes the iterator early or an exception passes through: they then hold what was
+        committed.
         """
         room = self.cells - len(prompt)
         if not prompt or room < 1:
             raise PromptError(
                 f"prompt: expected 1 to {self.cells - 1} tokens (the context holds {self.cells}), got {len(prompt)}.",
                 "Shorten it, or raise --ctx-size.",
+            )
+        if not 0 <= min(prompt) <= max(prompt) < self.model.n_vocab:
+            raise PromptError(
+                f"prompt: expected token ids from 0 to {self.model.n_vocab - 1}, got {min(prompt)} to {max(prompt)}."
             )
         most = room if limits.max_tokens is None else min(room, limits.max_tokens)
         if self.budget is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import secrets
 import time
 from collections.abc import Sequence
@@ -11,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from ..context import Context
+from ..context import Context, not_numbers
 from ..errors import LlamaError, OptionError
-from ..llama import Model, function, lib
+from ..llama import Model, check_grammar, function, lib
 from ..settings import SamplingSettings
 
 _sample = function("llama_sampler_sample", ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
 _logits_row = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
 _apply = function("llama_sampler_apply", None, ctypes.c_void_p, ctypes.c_void_p)
 _accept = function("llama_sampler_accept", None, ctypes.c_void_p, ctypes.c_int32)
+_LARGEST = float(np.finfo(np.float32).max)
 _TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
 
@@ -30,15 +32,20 @@ def with_seed(settings: SamplingSettings) -> SamplingSettings:
 
 def check_sampling(settings: SamplingSettings, model: Model) -> None:
     """OptionError for what only the model can tell: a bias for a token it does not have, a broken grammar."""
-    for token, _ in settings.logit_bias:
+    for token, bias in settings.logit_bias:
         if not 0 <= token < model.n_vocab:
             raise OptionError(f"--logit-bias: expected a token id from 0 to {model.n_vocab - 1}, got {token}.")
+        if not bias <= _LARGEST:
+            raise OptionError(f"--logit-bias: expected a bias up to {_LARGEST:.2g}, got {bias:g} for token {token}.")
+    if len({token for token, bias in settings.logit_bias if bias < -_LARGEST}) == model.n_vocab:
+        raise OptionError("--logit-bias: bans every token of the model.", "Leave one.")
     if settings.grammar is not None:
         lib.llama_sampler_free(_grammar(settings.grammar, model))
 
 
 def _grammar(text: str, model: Model) -> Any:
-    sampler = lib.llama_sampler_init_grammar(model.vocab, text.encode(), b"root") if text.strip() else None
+    check_grammar(text)
+    sampler = lib.llama_sampler_init_grammar(model.vocab, text.encode(), b"root")
     if not sampler:
         raise OptionError("--grammar: llama.cpp cannot parse it.", "It must be GBNF with a rule named root.")
     return sampler
@@ -58,8 +65,9 @@ class Sampler:
         """settings: with a seed.  cells: size of the context, the meaning of -1 in the look-back lengths."""
         check_sampling(settings, model)
         self._n_vocab = model.n_vocab
+        self._drawn = False  # something
         self.seconds = 0.0
-        self._chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+        self._chain = _made(lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params()))
         self._grammar = _grammar(settings.grammar, model) if settings.grammar is not None else None
         history = _add_history_samplers(self._chain, model, settings, cells)
         self.is_argmax = settings.greedy and not history and not settings.logit_bias and self._grammar is None
@@ -77,31 +85,46 @@ class Sampler:
                 _accept(self._chain, token)
 
     def _add(self, sampler: Any) -> None:
-        lib.llama_sampler_chain_add(self._chain, sampler)
+        lib.llama_sampler_chain_add(self._chain, _made(sampler))
 
     def draw(self, context: Context, row: int) -> int:
         """One token from a row of the last batch's logits; advances the state by it."""
         started = time.perf_counter()
+        logits = self._logits(context, row)
         if self._grammar is None:
             token = int(_sample(self._chain, context.handle, row))
         else:
-            token = self._draw_with_grammar(context, row)
+            token = self._draw_with_grammar(logits)
         self.seconds += time.perf_counter() - started
         return token
 
-    def _draw_with_grammar(self, context: Context, row: int) -> int:
-        logits = _logits_row(context.handle, row)
-        if not logits:
-            raise LlamaError(f"{context.name}: llama.cpp has no logits for row {row}.")
+    def _logits(self, context: Context, index: int) -> Any:
+        """A row of the last batch's logits, float [n_vocab], where llama.cpp keeps them."""
+        address = _logits_row(context.handle, index)
+        if not address:
+            raise LlamaError(f"{context.name}: llama.cpp has no logits for row {index}.")
+        row = (ctypes.c_float * self._n_vocab).from_address(address)
+        # weights that are no numbers show at once, a state that became none in every logit
+        if math.isnan(row[0]) or (not self._drawn and np.isnan(row).any()):
+            raise not_numbers(context.name)
+        self._drawn = True
+        return row
+
+    def _draw_with_grammar(self, logits: Any) -> int:
         candidates = np.empty(self._n_vocab, _TOKEN_DATA)
         candidates["id"] = np.arange(self._n_vocab, dtype=np.int32)
-        candidates["logit"] = np.ctypeslib.as_array((ctypes.c_float * self._n_vocab).from_address(logits))
+        candidates["logit"] = np.ctypeslib.as_array(logits)
         candidates["p"] = 0.0
         token = _choose(self._chain, candidates.copy())
-        if not self._allows(token):
+        if token is None or not self._allows(token):
             array = _as_array(candidates)
             _apply(self._grammar, ctypes.byref(array))
             token = _choose(self._chain, candidates)
+        if token is None:  # taking another one would end the process
+            raise OptionError(
+                "--grammar: nothing that it allows here is left by the model's vocabulary and --logit-bias.",
+                "Allow another continuation.",
+            )
         _accept(self._grammar, token)
         _accept(self._chain, token)
         return token
@@ -126,13 +149,21 @@ def _as_array(candidates: Any) -> Any:
     return lib.llama_token_data_array(data=data, size=len(candidates), selected=-1, sorted=False)
 
 
-def _choose(chain: Any, candidates: Any) -> int:
-    """Apply the chain to candidates (which it overwrites) and return the token that its last sampler selected."""
+def _made(sampler: Any) -> Any:
+    if not sampler:
+        raise LlamaError("sampler: llama.cpp could not make one.")
+    return sampler
+
+
+def _choose(chain: Any, candidates: Any) -> int | None:
+    """Apply the chain to candidates (which it overwrites) and return the token that its last sampler selected; None
+    where none is left: all logits are -inf."""
     array = _as_array(candidates)
     _apply(chain, ctypes.byref(array))
     if not 0 <= array.selected < array.size:
         raise LlamaError("sampler: llama.cpp's chain selected no token.")
-    return int(array.data[array.selected].id)
+    chosen = array.data[array.selected]
+    return int(chosen.id) if math.isfinite(chosen.logit) else None
 
 
 def _add_history_samplers(chain: Any, model: Model, settings: SamplingSettings, cells: int) -> bool:
@@ -141,17 +172,17 @@ def _add_history_samplers(chain: Any, model: Model, settings: SamplingSettings, 
         biases = (lib.llama_logit_bias * len(settings.logit_bias))(
             *(lib.llama_logit_bias(token, bias) for token, bias in settings.logit_bias)
         )
-        lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_logit_bias(model.n_vocab, len(biases), biases))
+        lib.llama_sampler_chain_add(chain, _made(lib.llama_sampler_init_logit_bias(model.n_vocab, len(biases), biases)))
     penalties = (settings.repeat_penalty, settings.frequency_penalty, settings.presence_penalty)
-    last_n = cells if settings.repeat_last_n == -1 else settings.repeat_last_n
+    last_n = cells if settings.repeat_last_n == -1 else min(settings.repeat_last_n, cells)  # it allocates so many
     penalised = last_n > 0 and penalties != (1.0, 0.0, 0.0)
     if penalised:
-        lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_penalties(model.n_vocab, last_n, *penalties))
+        lib.llama_sampler_chain_add(chain, _made(lib.llama_sampler_init_penalties(model.n_vocab, last_n, *penalties)))
     if settings.dry_multiplier > 0:
         words = [word.encode() for word in settings.dry_sequence_breakers]
         breakers = (ctypes.c_char_p * len(words))(*words)
         scale, base, length = settings.dry_multiplier, settings.dry_base, settings.dry_allowed_length
-        last = cells if settings.dry_penalty_last_n == -1 else settings.dry_penalty_last_n
+        last = cells if settings.dry_penalty_last_n == -1 else min(settings.dry_penalty_last_n, cells)
         dry = lib.llama_sampler_init_dry(model.vocab, scale, base, length, last, breakers, len(words))
-        lib.llama_sampler_chain_add(chain, dry)
+        lib.llama_sampler_chain_add(chain, _made(dry))
     return penalised or settings.dry_multiplier > 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
-from ..context import DECODE, Context
+from ..context import DECODE, Context, not_numbers
 from ..settings import MAX_SEQUENCES
 from .tree import ROOT, leaf_sequences
 from .types import NO_TREE, DraftTree
@@ -96,7 +96,10 @@ class Target:
 
     def argmax(self, node: int) -> int:
         """The greedy token after a node."""
-        return int(_native.argmax(self._logits(node), self.context.n_vocab))
+        token = int(_native.argmax(self._logits(node), self.context.n_vocab))
+        if token < 0:
+            raise not_numbers(self.context.name)
+        return token
 
     def logits(self, node: int) -> Any:
         """The logits after a node, float32 [n_vocab], a copy."""

@@ -14,7 +14,8 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from ..convert.json_files import read_json
-from ..errors import FileError, PromptError
+from ..errors import FileError
+from ..templates import render
 
 SPACE = "\u2581"  # SentencePiece's stand-in
 PROBE = "quokka"
@@ -63,11 +64,14 @@ class HfTokenizer:
         return token in self.ends
 
     def chat_text(self, messages: Sequence[dict[str, str]]) -> str:
-        try:
-            made = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # whatever a template, which is a program from the model's files, may raise
-            raise PromptError(f"{self.path.name}: its chat template refuses this conversation: {error}.") from error
-        return str(made)
+        tokenizer = self._tokenizer
+        variables = {
+            **tokenizer.special_tokens_map,
+            **dict.fromkeys(("tools", "documents")),  # transformers: there are none
+            "messages": list(messages),
+            "add_generation_prompt": True,
+        }
+        return render(self.path.name, tokenizer.get_chat_template(), variables)
 
     def rendered_ids(self, text: str) -> list[int]:
         bos = self._tokenizer.bos_token if self.adds_bos else None

@@ -43,6 +43,7 @@ VOCABULARY = "vocabulary.safetensors"  # of a run: d2t, absolute ids, and the fe
 _OURS = (RUN, RESULT, METRICS, "samples", "shards", "unseen", "unseen_samples", VOCABULARY, "states",
          "checkpoint", "drafter.gguf", "report.html")  # fmt: skip
 _KEPT = 2  # states
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # a file in the folder that is a link is not written through
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -72,6 +73,12 @@ def check_folder(settings: TrainSettings, inputs: Mapping[str, Any]) -> bool:
         )
     if settings.force:
         return False
+    for name in _OURS:
+        if (folder / name).is_symlink():
+            raise FileError(
+                f"{folder / name}: expected a part of the run itself, got a symbolic link: eagle3 train writes there.",
+                "Put in its place what it points to, or give --force to start over.",
+            )
     stored = read_json(folder / RUN)
     if stored.get("format") != FORMAT:
         raise FileError(
@@ -120,7 +127,7 @@ def opened(settings: TrainSettings, inputs: Mapping[str, Any]) -> Iterator[Path]
     folder = settings.output
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o666)
+        handle = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | _NO_LINK, 0o666)
     except OSError as error:
         raise FileError(f"{folder}: cannot be written: {error.strerror or error}.") from error
     try:
@@ -261,6 +268,7 @@ def state_path(folder: Path, step: int) -> Path:
 
 def save_state(folder: Path, state: LoopState) -> Path:
     """Write a state beside the older ones, then remove all but the newest two.  A kill leaves the older ones usable."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     folder.mkdir(exist_ok=True)
@@ -273,8 +281,10 @@ def save_state(folder: Path, state: LoopState) -> Path:
         with unfinished.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(unfinished, path)
-    except OSError as error:
-        raise FileError(f"{path}: cannot be written: {error.strerror or error}.") from error
+    except (OSError, SafetensorError) as error:  # the latter for a disk that is full, too
+        raise FileError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}.") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
     for old in _states(folder)[:-_KEPT]:
         old.unlink(missing_ok=True)
     return path
@@ -314,8 +324,12 @@ def _sweep(folder: Path) -> None:
 
 
 def append_metrics(path: Path, line: Mapping[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | _NO_LINK, 0o666)
+        with open(handle, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error.strerror or error}.") from error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -50,8 +50,9 @@ class FakeEngine:
         return {
             "target": str(self.pair.target),
             "draft": str(self.pair.draft) if self.pair.draft else None,
+            "loras": [[str(lora.path), lora.scale] for lora in self.pair.loras],
             "lookup": self.pair.lookup,
-            "ctx_size": self.runtime.ctx_size,
+            "ctx_size": self.runtime.ctx_size or 8192,
             "batch_size": self.runtime.batch,
             "threads": self.runtime.threads,
             "draft_threads": self.runtime.draft_threads,

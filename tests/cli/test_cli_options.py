@@ -24,6 +24,8 @@ CHANGES = [
     (["--no-lookup"], {"draft_tokens": "auto", "lookup": False}),
     (["--draft", "lookup"], {"draft": None, "lookup": True}),
     (["--feedback", "post"], {"feedback": "post"}),
+    (["--lora", "a.gguf", "--lora", "b.gguf"], {"loras": [["a.gguf", 1.0], ["b.gguf", 1.0]]}),
+    (["--lora-scaled", "a.gguf:0.5"], {"loras": [["a.gguf", 0.5]]}),
     (["-n", "9"], {"max_tokens": 9}),
     (["-n9"], {"max_tokens": 9}),
     (["--max-tokens", "-1"], {"max_tokens": None}),
@@ -63,7 +65,7 @@ CHANGES = [
     (["--system", "be brief"], {"system": "be brief"}),
 ]
 SPECIAL = {  # tested on their own
-    "words", "prompt", "files", "as_json", "stats", "quiet", "no_draft", "grammar_file",
+    "words", "prompt", "files", "as_json", "stats", "quiet", "raw_output", "no_draft", "grammar_file",
     "json_schema", "json_schema_file",
 }  # fmt: skip
 

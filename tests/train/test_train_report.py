@@ -135,6 +135,7 @@ with load_engine(PairSettings(demo_target(), None, "plain"), RuntimeSettings(ctx
 """
 
 
+@pytest.mark.slow
 def test_decoding_beside_what_trains_does_not_die(tmp_path):
     """Short measurements and states through transformers come before the target writes."""
     command = [sys.executable, "-c", BESIDE_TORCH, str(tmp_path / "shards")]
@@ -142,6 +143,7 @@ def test_decoding_beside_what_trains_does_not_die(tmp_path):
     assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
 
 
+@pytest.mark.slow
 def test_decoding_after_pytorchs_bfloat16_products_does_not_die():
     """On a CPU with AMX, llama.cpp in the same thread would: SIGILL."""
     done = subprocess.run([sys.executable, "-c", AFTER_TORCH], capture_output=True, text=True, check=False)

@@ -1,0 +1,21 @@
+"""Each tiny model is made once for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from architectures import ARCHITECTURES, OTHERS, Model
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
+    """models(name) -> the model of that architecture."""
+    made: dict[str, Model] = {}
+
+    def model(name: str) -> Model:
+        if name not in made:
+            made[name] = Model((ARCHITECTURES | OTHERS)[name], tmp_path_factory.mktemp("target"))
+        return made[name]
+
+    return model
