@@ -36,6 +36,7 @@ F32, I64 = 0, 27  # enum ggml_type
 _NUMPY = {F32: "<f4", I64: "<i8"}
 
 AGAIN = "Download or convert the file again."
+MOST_PARTS = 2**16 - 1  # of a split model: llama.cpp counts them in 16 bits
 
 
 class _InitParams(ctypes.Structure):
@@ -160,6 +161,8 @@ class GgufFile:
     def part(self) -> tuple[int, int]:
         """Which part of how many of a split model this is, counted from 1; (1, 1) for a whole one."""
         count = self.need("split.count", int) if self.has("split.count") else 1
+        if count > MOST_PARTS:
+            raise FileError(f"{self.path}: expected split.count up to {MOST_PARTS}, got {count}.", AGAIN)
         return (self.need("split.no", int) + 1, count) if count > 1 else (1, 1)
 
     def values(self, name: str, kind: int) -> np.ndarray:

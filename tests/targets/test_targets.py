@@ -322,6 +322,13 @@ def test_a_part_of_another_name_is_refused(copy, tmp_path):
     refused(path, FileError, r"model.gguf: is part 1 of 3 .* expected its name to end in -00001-of-00003.gguf")
 
 
+def test_a_file_that_claims_to_have_billions_of_parts(tmp_path):
+    path = tmp_path / "model-00001-of-2147483647.gguf"
+    tiny.write_target(path, split__count=2**31 - 1, split__no=0)
+    with pytest.raises(FileError, match=r"expected split.count up to 65535, got 2147483647"):
+        check_target(path)
+
+
 def test_a_split_drafter_is_refused(tmp_path, tiny_target):
     path = tmp_path / "draft.gguf"
     tiny.write_drafter(path, split__count=2, split__no=0)
