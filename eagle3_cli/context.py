@@ -208,9 +208,9 @@ class Context:
         _native.fill(self.batch, tokens, pos, seq_start, seqs, outputs, features)
         if self.capture is not None:
             self.capture.reset()
-        takes_long = len(pos) > _MANY_ROWS or self._last_pass > _LONG
-        if takes_long != self._stoppable:
-            self._let_stop(takes_long and can_wait())
+        stoppable = (len(pos) > _MANY_ROWS or self._last_pass > _LONG) and can_wait()
+        if stoppable != self._stoppable:
+            self._let_stop(stoppable)
         started = time.perf_counter()
         code = _process(self.handle, kind, self.batch)
         self._last_pass = time.perf_counter() - started
@@ -227,9 +227,8 @@ class Context:
 
     def _let_stop(self, wanted: bool) -> None:
         """Whether a signal may stop the pass to come (on a CPU; others do not ask)."""
-        if wanted != self._stoppable:
-            lib.llama_set_abort_callback(self.handle, _stops if wanted else _NEVER_STOPS, None)
-            self._stoppable = wanted
+        lib.llama_set_abort_callback(self.handle, _stops if wanted else _NEVER_STOPS, None)
+        self._stoppable = wanted
 
     def logits(self) -> int:
         """Address of the last batch's logits, float [rows that asked, n_vocab], in batch order."""

@@ -82,15 +82,12 @@ class Conversation:
         """The conversation's token ids, which leave room for an answer; for more room old turns may be dropped."""
         cells, messages = self.engine.settings["ctx_size"], self.messages
         prompt = self.engine.render(messages)
-        if self.overflow == "stop":
-            if len(prompt) >= cells:
-                raise self._no_room(len(prompt), cells)
-            return prompt
-        room = min(self.limits.max_tokens or cells, max(cells // ANSWER_SHARE, 1))
         dropped = 0
-        while len(prompt) + room > cells and (shorter := without_oldest_turn(messages)):
-            messages, dropped = shorter, dropped + 1
-            prompt = self.engine.render(messages)
+        if self.overflow == "drop":
+            room = min(self.limits.max_tokens or cells, max(cells // ANSWER_SHARE, 1))
+            while len(prompt) + room > cells and (shorter := without_oldest_turn(messages)):
+                messages, dropped = shorter, dropped + 1
+                prompt = self.engine.render(messages)
         if len(prompt) >= cells:
             raise self._no_room(len(prompt), cells)
         if dropped:

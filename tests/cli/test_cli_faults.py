@@ -475,18 +475,24 @@ def freed(monkeypatch):
     return living
 
 
+def failing(monkeypatch, name: str, at: int) -> list[int]:
+    """Let a function of llama.cpp return NULL from its call number `at` on, the first being 0; one item per call."""
+    from eagle3_cli.llama import lib
+
+    make, made = getattr(lib, name), []
+
+    def fail(*args):
+        made.append(1)
+        return make(*args) if len(made) <= at else None
+
+    monkeypatch.setattr(lib, name, fail)
+    return made
+
+
 @pytest.mark.parametrize("at", range(3))
 def test_a_context_that_cannot_be_made_frees_what_was(open_engine, monkeypatch, freed, at):
     """The target's, the drafter's encoder's, the drafter's."""
-    from eagle3_cli.llama import lib
-
-    make, made = lib.llama_init_from_model, []
-
-    def fail(model, params):
-        made.append(1)
-        return make(model, params) if len(made) <= at else None
-
-    monkeypatch.setattr(lib, "llama_init_from_model", fail)
+    made = failing(monkeypatch, "llama_init_from_model", at)
     with pytest.raises(LlamaError, match=r"could not make a context of .* cells"):
         open_engine("good")
     assert (len(made), freed) == (at + 1, [])
@@ -494,15 +500,7 @@ def test_a_context_that_cannot_be_made_frees_what_was(open_engine, monkeypatch, 
 
 @pytest.mark.parametrize("at", range(2))
 def test_a_model_that_cannot_be_loaded_frees_what_was(open_engine, monkeypatch, freed, at):
-    from eagle3_cli.llama import lib
-
-    load, loaded = lib.llama_model_load_from_file, []
-
-    def fail(path, params):
-        loaded.append(1)
-        return load(path, params) if len(loaded) <= at else None
-
-    monkeypatch.setattr(lib, "llama_model_load_from_file", fail)
+    loaded = failing(monkeypatch, "llama_model_load_from_file", at)
     with pytest.raises(FileError, match=r"llama\.cpp cannot load it"):
         open_engine("good")
     assert (len(loaded), freed) == (at + 1, [])

@@ -247,9 +247,14 @@ def fuzz(first: int, count: int, seed: int) -> tuple[Counter[str], list[str]]:
 MEMORY = 8 << 30  # bytes of address space; a small input that fills it is a fault
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=10_000)
+Fuzz = Callable[[int, int, int], tuple[Counter[str], list[str]]]
+"""(first case, count, seed) -> how often what was seen, faults."""
+
+
+def main(fuzz: Fuzz, count: int, about: str | None) -> int:
+    """Run cases as the command line asks, so many if it does not say; the exit code."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=count)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -262,4 +267,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(fuzz, 10_000, __doc__))

@@ -9,13 +9,11 @@ exit code is 1.  One case again: --first N --count 1.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import mmap
 import os
 import random
-import resource
 import signal
 import struct
 import sys
@@ -29,7 +27,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "engine")]
 
 import tiny  # noqa: E402
-from fuzz_convert import MEMORY, mutate_bytes, mutate_json  # noqa: E402
+from fuzz_convert import main, mutate_bytes, mutate_json  # noqa: E402
 from worlds import World, curve, decode  # noqa: E402
 
 from eagle3_cli.bench import projection  # noqa: E402
@@ -309,19 +307,5 @@ def _in_child(work: Callable[[], Iterator[tuple[str, str | None]]]) -> tuple[lis
     return found, os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=20_000)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    seen, faults = fuzz(options.first, options.count, options.seed)
-    for kind, times in sorted(seen.items()):
-        print(f"{times:6} {kind}")
-    print(f"{sum(seen.values())} cases, {len(faults)} faults", *faults, sep="\n")
-    return 1 if faults else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(fuzz, 20_000, __doc__))
