@@ -1,6 +1,7 @@
 /* The C parts of eagle3: what would cost as much as the models if Python did it row by row.
 
-   kernels.c   top-k with log-sum-exp, argmax, row gathering    pure C on arrays
+   kernels.c   top-k with log-sum-exp, argmax, row gathering,
+               n-gram matches                                   pure C on arrays
    capture.c   the eval callback that copies hidden states      calls ggml through the table below
    batch.c     filling llama_batch_ext                          calls llama.cpp through the table below
    module.c    the Python module eagle3_cli._native             checks arguments, releases the GIL
@@ -59,6 +60,19 @@ int32_t e3_argmax(const float *logits, int32_t n);
 
 /* out[i] = rows[index[i]] for i < n; rows and out are float [., width] and do not overlap. */
 void e3_gather(const float *rows, const int32_t *index, int32_t n, size_t width, float *out);
+
+/* An earlier occurrence of the last tokens of a text: `length` tokens agree with its end, and text[end] followed. */
+typedef struct {
+    int32_t length, end;
+} e3_match;
+
+/* The best match of each token that ever followed, in the order in which they are found, from the newest to the oldest.
+     text      int32 [n]
+     shortest  tokens that have to agree, at least 1; longest: most that are compared, at least `shortest`
+     checked   occurrences that are looked at, at most
+     out       [checked]
+   Returns how many.  The longer match is better, then the newer one.  A match may overlap the end of the text. */
+int32_t e3_matches(const int32_t *text, int32_t n, int32_t shortest, int32_t longest, int32_t checked, e3_match *out);
 
 /* --- capture.c ------------------------------------------------------------------------------------- */
 

@@ -39,17 +39,16 @@ static float max_of(const float *z, size_t n) {
     return best[0];
 }
 
+static inline float exp_or_nothing(float x) { return x <= 0.0f ? exp_nonpositive(x) : 0.0f; }
+
 /* log(sum(exp(scale * (z - max)))), ignoring NaN; `max` is the largest and finite. */
 static float log_sum_exp(const float *z, size_t n, float max, float scale) {
     float sums[LANES] = {0};
     size_t i = 0;
     for (; i + LANES <= n; i += LANES)
-        for (size_t l = 0; l < LANES; l++) {
-            float d = scale * (z[i + l] - max);
-            sums[l] += d <= 0.0f ? exp_nonpositive(d) : 0.0f;
-        }
+        for (size_t l = 0; l < LANES; l++) sums[l] += exp_or_nothing(scale * (z[i + l] - max));
     double sum = 0.0;
-    for (; i < n; i++) sum += z[i] <= max ? exp_nonpositive(scale * (z[i] - max)) : 0.0f;
+    for (; i < n; i++) sum += exp_or_nothing(scale * (z[i] - max));
     for (size_t l = 0; l < LANES; l++) sum += sums[l];
     return (float)log(sum);
 }
@@ -111,4 +110,25 @@ WIDEST int32_t e3_argmax(const float *logits, int32_t n) {
 
 void e3_gather(const float *rows, const int32_t *index, int32_t n, size_t width, float *out) {
     for (int32_t i = 0; i < n; i++) memcpy(out + (size_t)i * width, rows + (size_t)index[i] * width, width * sizeof *out);
+}
+
+/* How many tokens before `end` agree with those at the end of the text, up to `most`. */
+static int32_t agreeing(const int32_t *text, int32_t n, int32_t end, int32_t most) {
+    int32_t length = 0;
+    while (length < most && length < end && text[end - 1 - length] == text[n - 1 - length]) length++;
+    return length;
+}
+
+int32_t e3_matches(const int32_t *text, int32_t n, int32_t shortest, int32_t longest, int32_t checked, e3_match *out) {
+    int32_t found = 0;
+    for (int32_t end = n - 1; end >= shortest && checked > 0; end--) {
+        if (text[end - 1] != text[n - 1]) continue;
+        int32_t length = agreeing(text, n, end, longest), at = 0;
+        if (length < shortest) continue;
+        checked--;
+        while (at < found && text[out[at].end] != text[end]) at++;
+        if (at == found) out[found++] = (e3_match){length, end};
+        else if (length > out[at].length) out[at] = (e3_match){length, end};
+    }
+    return found;
 }

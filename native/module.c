@@ -241,6 +241,33 @@ static PyObject *gather(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(matches_doc,
+             "matches(text, shortest, longest, checked)\n--\n\n"
+             "(length, end) of the earlier occurrences of the last tokens of an int32 array; see e3_matches.");
+
+enum { MOST_CHECKED = 256 };
+
+static PyObject *matches(PyObject *self, PyObject *args) {
+    PyObject *object;
+    int shortest, longest, checked;
+    Array text = {.held = false};
+    e3_match found[MOST_CHECKED];
+    (void)self;
+    if (!PyArg_ParseTuple(args, "Oiii", &object, &shortest, &longest, &checked)) return NULL;
+    bool ok = require(shortest >= 1 && longest >= shortest, "shortest, longest: expected 1 <= shortest <= longest") &&
+              require(checked >= 0 && checked <= MOST_CHECKED, "checked: expected 0 to 256") &&
+              take(object, "text", 'i', false, &text) && require(length(&text) <= INT32_MAX, "text: too long");
+    int32_t n = ok && text.held ? e3_matches(text.view.buf, (int32_t)length(&text), shortest, longest, checked, found) : 0;
+    release(&text);
+    PyObject *list = ok ? PyList_New(n) : NULL;
+    for (int32_t i = 0; list && i < n; i++) {
+        PyObject *pair = Py_BuildValue("(ii)", found[i].length, found[i].end);
+        if (pair) PyList_SET_ITEM(list, i, pair);
+        else Py_CLEAR(list);
+    }
+    return list;
+}
+
 /* --- Capture --------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -406,6 +433,7 @@ static PyMethodDef methods[] = {
     {"topk", topk, METH_VARARGS, topk_doc},
     {"argmax", argmax, METH_VARARGS, argmax_doc},
     {"gather", gather, METH_VARARGS, gather_doc},
+    {"matches", matches, METH_VARARGS, matches_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -261,3 +261,39 @@ def test_gather_refuses_types(rows, index, out):
 def test_gather_refuses_none(arrays):
     with pytest.raises((TypeError, ValueError)):
         _native.gather(*arrays)
+
+
+def matches_reference(text, shortest, longest, checked):
+    """(length, end) of the best match of each token that followed, from the newest on; by slices."""
+    n, best = len(text), {}
+    ends = [end for end in range(n - 1, shortest - 1, -1) if text[end - shortest : end] == text[n - shortest :]]
+    for end in ends[:checked]:
+        length = max(m for m in range(shortest, min(longest, end) + 1) if text[end - m : end] == text[n - m :])
+        if text[end] not in best or length > best[text[end]][0]:
+            best[text[end]] = length, end
+    return list(best.values())
+
+
+@given(st.lists(st.integers(0, 2), max_size=80), st.integers(1, 4), st.integers(0, 12), st.integers(0, 9))
+def test_matches_are_those_of_comparing_slices(text, shortest, more, checked):
+    found = _native.matches(np.array(text, np.int32), shortest, shortest + more, checked)
+    assert found == matches_reference(text, shortest, shortest + more, checked)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ((np.zeros(3, np.int64), 1, 2, 3), TypeError, "text: expected an array of 'i'"),
+        ((np.zeros(3, np.int32), 0, 2, 3), ValueError, "shortest, longest: expected 1 <= shortest <= longest"),
+        ((np.zeros(3, np.int32), 3, 2, 3), ValueError, "shortest, longest"),
+        ((np.zeros(3, np.int32), 1, 2, 257), ValueError, "checked: expected 0 to 256"),
+        ((np.zeros(3, np.int32), 1, 2, -1), ValueError, "checked: expected 0 to 256"),
+    ],
+)
+def test_matches_refuses_what_it_cannot_search(arguments, error, said):
+    with pytest.raises(error, match=said):
+        _native.matches(*arguments)
+
+
+def test_no_text_has_no_match():
+    assert _native.matches(np.zeros(0, np.int32), 1, 2, 3) == _native.matches(None, 1, 2, 3) == []
