@@ -2,13 +2,15 @@
 
     python benchmarks/goals.py --against .venv-peer/server -o .build/goals
     python benchmarks/goals.py --against .venv-peer/server -o .build/goals --target widened-bf16 --prompts-per-task 4
+    python benchmarks/goals.py -o .build/goals --part duel --target q4_0
     python benchmarks/goals.py -o .build/goals --only-report --document docs/benchmarks.md --readme README.md
 
 Six targets: the demo target as Q4_1, Q4_0, Q8_0 and BF16, and widened to 0.9 billion weights as BF16 and Q4_0; they are
-made in the output folder.  Each has one interleaved run: plain decoding, auto, fixed chains and trees, and llama-server
-with its types of speculation.  Its numbers are in TARGET.json as soon as they are complete.  The same command goes on
-after a Ctrl-C or a crash: a result with the same settings is not measured again.  The document is about all targets
-that have a result.  It takes hours; run it on an idle machine.
+made in the output folder.  Each has two interleaved runs: one of all contenders, which are plain decoding, auto, fixed
+chains and trees, and llama-server with its types of speculation; and a duel of auto and plain decoding alone, which is
+quick and so can have more prompts.  Their numbers are in TARGET.json and TARGET-duel.json as soon as they are complete.
+The same command goes on after a Ctrl-C or a crash: a result with the same settings is not measured again.  The document
+is about all targets that have a result of the first kind.  It takes hours; run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 SHAPES = ("1,1,1", "3,1,3", "2,2,3", "4,4,8", "5,6,16", "8,10,60")
 NOTES = Path(__file__).with_name("benchmarks_notes.md")
+PARTS = (ALL, DUEL) = ("contenders", "duel")
+ALL_FLAGS = ("against", "shape", "against_type")  # of the first part alone
 REPORT_FLAGS = ("output", "only_report", "document", "readme", "machine")
 
 
@@ -58,6 +62,9 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace, console: Con
     _check_flags(parser, args)
     if not args.only_report:
         _measured(args, console)
+        if DUEL in args.part and not _results(args):
+            console.report("no document: it needs a result of all contenders.")
+            return
     console.text("".join(f"{path}\n" for path in _reported(args)))
 
 
@@ -72,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", "--output", type=Path, required=True, metavar="DIR", help="where results, variants and the document go")
     add("--against", metavar="PROGRAM", help="llama-server; llama-bench is looked for beside it")
     add("--target", action="append", default=[], metavar="NAME", help="one of the targets; repeatable (default: all)")
+    add("--part", action="append", default=[], metavar="NAME", help="contenders or duel; repeatable (default: both)")
     add("--prompts-per-task", type=int, default=10, metavar="N", help="of each of the five tasks (default: 10)")
     add("-n", "--max-tokens", type=int, default=96, help="per answer (default: 96)")
     add("--repeats", type=int, default=3, help="rounds of all prompts (default: 3)")
@@ -90,15 +98,22 @@ def _parser() -> argparse.ArgumentParser:
 def _check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """OptionError for a flag without effect, without one that is needed, or out of range."""
     given = [name for name, value in vars(args).items() if value != parser.get_default(name)]
+    for name in args.part:
+        check_name("--part", name, PARTS)
+    mode = ""
+    useless: list[str] = []
     if args.only_report:
-        for name in (name for name in given if name not in REPORT_FLAGS):
-            raise OptionError(f"--{name.replace('_', '-')}: has no effect with --only-report.", "Leave it out.")
+        mode, useless = "--only-report", [name for name in given if name not in REPORT_FLAGS]
+    elif args.part and ALL not in args.part:
+        mode, useless = f"--part {DUEL}", [name for name in given if name in ALL_FLAGS]
     elif not args.against:
-        raise OptionError("--against: expected the llama-server program.", "Give it, or --only-report.")
+        raise OptionError("--against: expected the llama-server program.", f"Give it, or --part {DUEL} alone.")
     elif is_url(args.against):
         raise OptionError(
             f"--against {args.against}: expected the llama-server program: every target needs servers of its own."
         )
+    for name in useless:
+        raise OptionError(f"--{name.replace('_', '-')}: has no effect with {mode}.", "Leave it out.")
     check_range("--prompts-per-task", args.prompts_per_task, 1, min(len(TASKS[name]) for name in NAMES))
     check_range("--max-tokens", args.max_tokens, 2)
     check_range("--repeats", args.repeats, 1)
@@ -128,29 +143,39 @@ def bench_settings(args: argparse.Namespace) -> BenchSettings:
 
 
 def _measured(args: argparse.Namespace, console: Console) -> None:
-    """A result for every target that was asked for."""
-    from goals_measure import FORMAT, TARGETS, engine_digest, identity, measure, sha256, variant
+    """A result of each part for every target that was asked for."""
+    import goals_measure as measuring
 
-    names = [target.name for target in TARGETS]
+    names = [target.name for target in measuring.TARGETS]
     for name in args.target:
         check_name("--target", name, names)
-    wanted = [target for target in TARGETS if not args.target or target.name in args.target]
+    wanted = [target for target in measuring.TARGETS if not args.target or target.name in args.target]
     prompts = [Prompt(name, text) for name in NAMES for text in TASKS[name][: args.prompts_per_task]]
     settings, source = bench_settings(args), demo_target()
+    parts = {
+        ALL: ("", settings, measuring.measure),
+        DUEL: (f"-{DUEL}", measuring.duel_settings(settings), measuring.measure_duel),
+    }
     args.output.mkdir(parents=True, exist_ok=True)
-    for number, target in enumerate(wanted, 1):
-        console.report(f"{target.name} ({number} of {len(wanted)})")
+    for target, part in ((target, part) for target in wanted for part in args.part or PARTS):
+        suffix, asked, how = parts[part]
+        console.report(f"{target.name}, {part}")
         facts: dict[str, Any] = {
-            "format": FORMAT,
-            **{"target": target.name, "label": target.label, "about": target.about, "engine": engine_digest()},
-            "settings": identity(target, source, settings, prompts, machine_description()),
+            "format": measuring.FORMAT,
+            **{
+                "target": target.name,
+                "label": target.label,
+                "about": target.about,
+                "engine": measuring.engine_digest(),
+            },
+            "settings": measuring.identity(target, source, asked, prompts, machine_description()),
         }
-        path = args.output / f"{target.name}.json"
+        path = args.output / f"{target.name}{suffix}.json"
         if is_measured(path, facts, console):
             continue
-        file = variant(target, source, args.output / "targets", sha256(source))
-        learned = args.output / "learned" / target.name
-        found = measure(replace(settings, target=file), prompts, learned, told(console))
+        file = measuring.variant(target, source, args.output / "targets", measuring.sha256(source))
+        learned = args.output / "learned" / path.stem
+        found = how(replace(asked, target=file), prompts, learned, told(console))
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(json_ready({**facts, **found}), indent=1) + "\n", "utf-8")
 
@@ -210,10 +235,7 @@ def machine_description() -> str:
 
 def _reported(args: argparse.Namespace) -> list[Path]:
     """Write the document, and the README's sentence if asked for, from all results in the folder."""
-    from goals_measure import TARGETS
-
-    paths = [args.output / f"{target.name}.json" for target in TARGETS]
-    results = [_stored(path) for path in paths if path.is_file()]
+    results = _results(args)
     if not results:
         raise FileError(f"{args.output}: expected results, got none.", "Leave out --only-report to measure first.")
     page = args.document or args.output / "benchmarks.md"
@@ -231,6 +253,20 @@ def _reported(args: argparse.Namespace) -> list[Path]:
         except OSError as error:
             raise FileError(f"{path}: cannot be written: {error.strerror}.") from error
     return list(texts)
+
+
+def _results(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Of all contenders, for every target that has one."""
+    from goals_measure import TARGETS
+
+    paths = [args.output / f"{target.name}.json" for target in TARGETS]
+    return [_with_duel(path) for path in paths if path.is_file()]
+
+
+def _with_duel(path: Path) -> dict[str, Any]:
+    """The result in a file; its duel, if there is one, as "duel"."""
+    duel = path.with_name(f"{path.stem}-{DUEL}.json")
+    return {**_stored(path), DUEL: _stored(duel) if duel.is_file() else None}
 
 
 def _stored(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from goals_bars import WIDENED, Result, best, cells, goals, means_of
+from goals_bars import AGAIN, WIDENED, Result, best, cells, goals, means_of
 
 from eagle3_cli.errors import FileError
 
@@ -16,8 +16,9 @@ OPENING, CLOSING = "<!-- benchmark -->", "<!-- /benchmark -->"
 WIDTH = 120
 RUNS = """\
 Written by `make benchmarks` (`benchmarks/goals.py`); every figure of the tables is in the JSON files that it keeps.
-Each target has one interleaved run: every contender answers every prompt in turn, so that a machine whose speed drifts
-hits all alike. Rates are medians of the repeats. Only ratios within one run mean anything."""
+Each target has an interleaved run: every contender answers every prompt in turn, so that a machine whose speed drifts
+hits all alike. Rates are medians of the repeats. Only ratios within one run mean anything. In a second run, the duel,
+auto answers more prompts beside plain decoding alone, which takes part twice: what it differs from itself is noise."""
 CONTENDERS = """\
 `plain` decodes without a drafter; `auto` is the default, with a budget that had learned nothing before the run;
 `chain N` and `tree N` draft N nodes in every round; `llama-server` has the same two files, token ids, threads, context
@@ -67,6 +68,7 @@ def _section(result: Result) -> Iterator[str]:
     yield f"## {_title(result)}"
     yield _wrapped(_about_run(result))
     yield _overhead(result)
+    yield from _duel(result)
     rates = {(row["temperature"], row["contender"]): row for row in result["rows"]}
     for temperature, means in result["geometric_mean"].items():
         t = float(temperature)
@@ -92,6 +94,30 @@ def _tasks(result: Result, temperature: float) -> list[str]:
         told = ("" if rival is None else f"{rival[1]:.2f}x, {_short(rival[0])}" for rival in rivals)
         lines.append(cells(task, f"{rows['plain']['tokens_per_second']:.1f}", f"{ratios['auto']:.2f}x", *told))
     return lines
+
+
+def _duel(result: Result) -> Iterator[str]:
+    """auto beside plain decoding alone, and what plain decoding differs from itself."""
+    duel = result["duel"]
+    if not duel:
+        return
+    s = duel["settings"]
+    yield _wrapped(
+        f"The duel: the first {s['prompts_per_task']} prompts of each task, {s['run']['max_tokens']} tokens an answer,"
+        f" {s['run']['repeats']} repeats, {duel['seconds'] / 60:.0f} minutes."
+    )
+    rows = {(row["temperature"], row["task"], row["contender"]): row for row in duel["tasks"]}
+    lines = []
+    for temperature, task in dict.fromkeys(key[:2] for key in rows):
+        plain, auto, again = (rows[temperature, task, name] for name in ("plain", "auto", AGAIN))
+        ratios = (f"{row['speed_up']:.3f}x" for row in (auto, again))
+        rate, tau = f"{plain['tokens_per_second']:.1f}", f"{auto['acceptance_length']:.2f}"
+        lines.append(cells(task, f"{temperature:g}", rate, tau, *ratios))
+    for temperature, means in duel["geometric_mean"].items():
+        lines.append(
+            cells("all, mean", f"{float(temperature):g}", "", "", f"{means['auto']:.3f}x", f"{means[AGAIN]:.3f}x")
+        )
+    yield _table(("task", "temperature", "plain, tokens/s", "tau of auto", "auto", "plain, again"), lines)
 
 
 def _short(contender: str) -> str:

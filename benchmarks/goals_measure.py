@@ -11,9 +11,11 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from goals_bars import AGAIN
 
 import eagle3_cli
 from eagle3_cli.bench.prompts import Prompt
@@ -154,6 +156,27 @@ def measure(settings: BenchSettings, prompts: Sequence[Prompt], learned: Path, p
         bench = beside_llama_bench(contenders.plain, settings, asked[0][:1])
         step = drafter_step(settings, contenders.plain, asked)
     return {**summary(samples), "drafter_step": step, "llama_bench": bench, "seconds": time.monotonic() - begin}
+
+
+def measure_duel(
+    settings: BenchSettings, prompts: Sequence[Prompt], learned: Path, progress: Progress
+) -> dict[str, Any]:
+    """Rates of plain decoding, auto, and plain decoding again, which tells what noise there is, for JSON.
+
+    learned   folder for what the budget learns; emptied first
+    """
+    begin = time.monotonic()
+    if learned.exists():
+        shutil.rmtree(learned)
+    with cache_at(learned), Contenders(duel_settings(settings, (SHORT,))) as contenders:
+        contenders.duel(AGAIN)
+        samples = list(run(contenders, prompts, progress))
+    return {**summary(samples), "seconds": time.monotonic() - begin}
+
+
+def duel_settings(settings: BenchSettings, shapes: tuple[TreeShape, ...] = ()) -> BenchSettings:
+    """The same without what a duel has not."""
+    return replace(settings, shapes=shapes, against=None, against_types=(), draft_max=())
 
 
 @contextmanager

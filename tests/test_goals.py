@@ -48,7 +48,8 @@ def result(target="widened-bf16", means=MEANS, **more):
         "tasks": [row(*one, task) for task in SETTINGS["tasks"] for one in each],
         "overhead": [{"contender": "auto", "temperature": 0.0, "share": 0.025, "ms_per_round": 0.4}],
         "drafter_step": {"ms": 1.0, "low": 0.9, "high": 1.1, "plain_ms": 16.0},
-        "llama_bench": {"tokens": 64, "ours": 99.0, "theirs": 100.0, "ratio": 0.99}, "seconds": 600.0, **more,
+        "llama_bench": {"tokens": 64, "ours": 99.0, "theirs": 100.0, "ratio": 0.99}, "seconds": 600.0, "duel": None,
+        **more,
     }  # fmt: skip
 
 
@@ -93,6 +94,27 @@ def test_never_slower_than_plain_is_about_every_task_and_allows_for_noise(ratio,
     ]
     assert (where, bar) == ("Q4_1, code, temperature 0", "at least 1.000x (0.980x for noise)")
     assert (measured, said) == (f"{ratio:.3f}x", reached)
+
+
+def duel(ratio, again=0.99):
+    means = {"plain": 1.0, "auto": ratio, bars.AGAIN: again}
+    run = {"settings": {**SETTINGS, "prompts_per_task": 9}, "seconds": 120.0}
+    return result("q4_1", means) | run
+
+
+def test_never_slower_than_plain_is_judged_by_the_duel_where_there_is_one():
+    goal = "auto against plain decoding, each target, task and temperature"
+    slow = result("q4_1", {**MEANS, "auto": 0.5})
+    assert table(slow)[goal][2:] == ("0.500x", "no: 0 of 4")
+    assert table({**slow, "duel": duel(1.1)})[goal][2:] == ("1.100x", "yes")
+
+
+def test_a_duel_is_shown_beside_what_plain_decoding_differs_from_itself():
+    text = page.document([result("q4_1", duel=duel(1.1))], None, "")
+    assert "The duel: the first 9 prompts of each task, 90 tokens an answer, 3 repeats, 2 minutes." in text
+    assert "| code | 0 | 50.0 | 2.10 | 1.100x | 0.990x |" in text
+    assert "| all, mean | 1 |  |  | 1.100x | 0.990x |" in text
+    assert "The duel" not in page.document([result("q4_1")], None, "")
 
 
 def test_a_drafter_pass_is_scaled_to_what_plain_decoding_takes_on_the_demo_pair():
@@ -214,8 +236,15 @@ def command(tmp_path, monkeypatch):
             names = ("geometric_mean", "rows", "tasks", "overhead", "drafter_step", "llama_bench", "seconds")
             return {name: result()[name] for name in names}
 
+        def measure_duel(settings, *more):
+            assert (settings.shapes, settings.against) == ((), None)
+            measure(settings, *more)
+            return {name: duel(1.1)[name] for name in ("geometric_mean", "rows", "tasks", "overhead", "seconds")}
+
         monkeypatch.setattr(measuring, "measure", measure)
-        return goals.main(["-o", str(output), *flags]), seen
+        monkeypatch.setattr(measuring, "measure_duel", measure_duel)
+        parts = () if "--part" in flags or "--only-report" in flags else ("--part", "contenders")
+        return goals.main(["-o", str(output), *parts, *flags]), seen
 
     run.output, run.files = output, files
     return run
@@ -243,6 +272,21 @@ def test_the_same_command_goes_on_after_an_interruption(command, capsys):
     assert "Interrupted. The same command goes on" in capsys.readouterr().err
     assert command(*TWO) == (0, ["q4_0"])
     assert command(*TWO) == (0, [])
+
+
+def test_both_parts_of_every_target_are_measured_and_a_duel_can_come_later(command):
+    both = ("--part", "contenders", "--part", "duel")
+    assert command(*TWO, *both) == (0, ["q4_1", "q4_1-duel", "q4_0", "q4_0-duel"])
+    assert command("--part", "duel", "--target", "q4_0", "-n", "8") == (0, ["q4_0-duel"])
+    assert "The duel" in (command.output / "benchmarks.md").read_text()
+    assert json.loads((command.output / "q4_0-duel.json").read_text())["settings"]["run"]["max_tokens"] == 8
+
+
+def test_a_duel_alone_makes_no_document_and_says_so(command, capsys):
+    assert command("--part", "duel", "--target", "q4_0") == (0, ["q4_0-duel"])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "no document: it needs a result of all contenders" in err
 
 
 @pytest.mark.parametrize(
@@ -282,9 +326,12 @@ def test_only_the_report_is_written_again_and_goes_where_it_is_told(command, tmp
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ((), "--against: expected the llama-server program."),
+        (("--part", "contenders"), "--against: expected the llama-server program."),
         (("--against", "http://h:1"), "every target needs servers of its own"),
         (("--only-report",), "expected results, got none."),
+        (("--part", "duel", "--shape", "2,2,8"), "--shape: has no effect with --part duel."),
+        (("--part", "duels"), "--part: expected one of contenders, duel, got duels."),
+        (("--only-report", "--part", "duel"), "--part: has no effect with --only-report."),
         (("--only-report", "--repeats", "2"), "--repeats: has no effect with --only-report."),
         ((*AGAINST, "--target", "f32"), "--target: expected one of q4_1, q4_0, q8_0, bf16"),
         ((*AGAINST, "--prompts-per-task", "11"), "--prompts-per-task: expected a value from 1 to 10, got 11."),

@@ -104,8 +104,7 @@ class Contenders:
         pair = PairSettings(s.target, s.draft, depth=depth, width=width, nodes=nodes, feedback=s.feedback)
         self.engine = self._stack.enter_context(load_engine(pair, s.runtime))
         # one copy of the weights for all: where in memory a copy lies can make it some percent faster than another
-        plain = PairSettings(s.target, None, "plain")
-        self.plain = self._stack.enter_context(load_engine(plain, s.runtime, beside=self.engine))
+        self.plain = self._another_plain()
         chosen = PairSettings(s.target, s.draft, feedback=s.feedback, lookup=True)
         self.auto = self._stack.enter_context(load_engine(chosen, s.runtime, beside=self.engine))
         self.answers: dict[str, Answer] = {
@@ -123,6 +122,16 @@ class Contenders:
                     self.answers[contender_name(types, draft_max)] = self._started(Path(s.against), types, draft_max)
             types_used = ["+".join(types) for types in s.against_types]
             self.against = {"program": s.against, "types": types_used, "draft_max": list(s.draft_max)}
+
+    def _another_plain(self) -> Engine:
+        plain = PairSettings(self.settings.target, None, "plain")
+        return self._stack.enter_context(load_engine(plain, self.settings.runtime, beside=self.engine))
+
+    def duel(self, again: str) -> None:
+        """Leave only plain decoding, auto and, by the name `again`, another engine that decodes plainly: what it
+        differs from the first is noise.  Who comes after another context starts slowly, so it has one of its own."""
+        plain, auto = (self.answers[name] for name in ("plain", "auto"))
+        self.answers = {"plain": plain, "auto": auto, again: self._ours(self._another_plain(), None)}
 
     def _ours(self, engine: Engine, shape: TreeShape | None) -> Answer:
         def answer(prompt: Sequence[int], temperature: float, seed: int) -> dict[str, Any]:
