@@ -1,7 +1,7 @@
 # make demo      answer a question with the embedded pair, with and without the drafter
 # make test      the default test suite (needs PyTorch, for .bin checkpoints)
-# make fuzz      10,000 mutated checkpoints, configs and targets through `eagle3 convert`, and 20,000 mutated files of
-#                every other kind that eagle3 reads
+# make fuzz      10,000 mutated checkpoints, configs and targets through `eagle3 convert`, 20,000 mutated files of every
+#                other kind that eagle3 reads, and 200,000 calls of native/ under the sanitizers; minutes
 # make slow      the tests that take minutes (identity on an F32 target, 50 prompts; long soaks; rarer targets)
 # make test-all  both, the fuzzers and the sanitizers
 # make train-demo   a small drafter for the demo target, from nothing but its GGUF (a quarter of an hour on two cores)
@@ -27,6 +27,9 @@ CONVERT := .venv-convert
 CONVERT_SCRIPT := .build/convert/convert_hf_to_gguf.py
 PEER_ARGUMENTS := --python $(CONVERT)/bin/python --script $(CONVERT_SCRIPT)
 PYTEST := $(BIN)/python -m pytest
+SANITIZED := .build/sanitize
+SANITIZE = ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED) EAGLE3_NATIVE_FROM=$(SANITIZED) \
+  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"
 SOURCES := pyproject.toml constraints.txt $(wildcard native/*)
 
 # GCC drops the AMX tile configuration of llama.cpp without these (eagle3_cli/probe.py).  pip caches wheels without
@@ -64,9 +67,10 @@ benchmarks: $(VENV)/ready $(LLAMA_SERVER)
 	$(BIN)/python benchmarks/goals.py --against $(LLAMA_SERVER) -o .build/goals --document docs/benchmarks.md \
 	  --readme README.md $(ARGUMENTS)
 
-fuzz: $(VENV)/torch
+fuzz: $(VENV)/torch $(SANITIZED)/ready
 	$(BIN)/python tests/fuzz/fuzz_convert.py --count 10000
 	$(BIN)/python tests/fuzz/fuzz_files.py --count 20000
+	$(SANITIZE) $(BIN)/python tests/fuzz/fuzz_native.py --count 200000
 
 peer: $(VENV)/torch $(CONVERT)/ready
 	$(BIN)/python tests/peer/compare.py $(PEER_ARGUMENTS)
@@ -89,12 +93,14 @@ lint: $(VENV)/ready
 	ln -s $(wildcard $(CURDIR)/benchmarks/*.py) .build/types/
 	cd .build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml eagle3_cli *.py
 
-sanitize: $(VENV)/ready
-	rm -rf .build/sanitize
+sanitize: $(SANITIZED)/ready
+	$(SANITIZE) $(BIN)/pytest tests/native
+
+$(SANITIZED)/ready: $(VENV)/ready $(wildcard eagle3_cli/*.py eagle3_cli/*/*.py)
+	rm -rf $(@D)
 	CFLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=all" \
-	  $(PIP) install -q --no-deps --no-build-isolation --target .build/sanitize .
-	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	  PYTHONPATH=.build/sanitize EAGLE3_NATIVE_FROM=.build/sanitize $(BIN)/pytest tests/native
+	  $(PIP) install -q --no-deps --no-build-isolation --target $(@D) .
+	touch $@
 
 $(VENV)/llama:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FileError
+from ..prompt import read_text
 from ..settings import TreeShape
 from .report import WIDTH, Row
 
@@ -70,10 +71,9 @@ def load(path: Path, shapes: Sequence[TreeShape]) -> CostCurve:
 
     FileError for one that is not like it, and for one whose curves end before the rows that a shape can need.
     """
+    text = read_text(str(path), "--cost-curve")
     try:
-        found = json.loads(path.read_text("utf-8"), object_pairs_hook=_without_duplicates)
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"--cost-curve: {path}: cannot be read as UTF-8 text: {error}.") from error
+        found = json.loads(text, object_pairs_hook=_without_duplicates)
     except _DuplicateError as error:
         raise _wrong(path, str(error), "one value", "several", "Keep one of them.") from error
     except (ValueError, RecursionError) as error:

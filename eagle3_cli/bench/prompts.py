@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import FileError, InputError
-from ..prompt import clean
+from ..prompt import clean, read_text
 from ..settings import check_name
 
 PROMPTS: tuple[str, ...] = (
@@ -58,10 +58,7 @@ def digest(prompts: Sequence[Prompt]) -> str:
 
 
 def _read(path: Path) -> tuple[Prompt, ...]:
-    try:
-        lines = path.read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{path}: cannot be read as UTF-8 text: {error}.") from error
+    lines = read_text(str(path), "--prompts").split("\n")
     prompts = [_prompt(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise FileError(f"{path}: expected at least one prompt, got none.")

@@ -9,7 +9,7 @@ import pytest
 from eagle3_cli.bench.output import as_dict, as_text, results
 from eagle3_cli.bench.projection import load, project
 from eagle3_cli.bench.run import SHAPES, Sample
-from eagle3_cli.errors import FileError
+from eagle3_cli.errors import FileError, InputError
 from eagle3_cli.settings import TreeShape
 
 CHAIN, TREE = TreeShape(3, 1, 3), TreeShape(3, 4, 8)
@@ -148,10 +148,10 @@ def test_a_file_that_is_no_cost_curve(tmp_path, found, message):
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
-    with pytest.raises(FileError, match=r"absent\.json: cannot be read"):
+    with pytest.raises(FileError, match=r"--cost-curve .*absent\.json: No such file"):
         load(tmp_path / "absent.json", (CHAIN,))
     (tmp_path / "costs.json").write_bytes(b"\xff")
-    with pytest.raises(FileError, match=r"costs\.json: cannot be read as UTF-8 text"):
+    with pytest.raises(InputError, match=r"--cost-curve .*costs\.json: expected UTF-8 text, got byte 0xff"):
         load(tmp_path / "costs.json", (CHAIN,))
 
 

@@ -8,8 +8,9 @@ from itertools import combinations
 
 import pytest
 
+from eagle3_cli import prompt
 from eagle3_cli.bench.prompts import NAMES, PROMPTS, TASKS, Prompt, load_prompts
-from eagle3_cli.errors import FileError, OptionError
+from eagle3_cli.errors import FileError, InputError, OptionError
 from eagle3_cli.train import prompts as training
 
 SHARED = 6  # consecutive words that no two prompts may have in common
@@ -110,5 +111,11 @@ def test_a_bad_line_is_named(tmp_path, line, said):
 def test_files_without_a_prompt_are_refused(tmp_path):
     with pytest.raises(FileError, match="expected at least one prompt, got none"):
         load_prompts(write(tmp_path, ""))
-    with pytest.raises(FileError, match="cannot be read as UTF-8 text"):
+    with pytest.raises(FileError, match=r"--prompts .*absent.jsonl: No such file"):
         load_prompts(tmp_path / "absent.jsonl")
+
+
+def test_a_file_larger_than_any_prompts_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(prompt, "LARGEST", 1000)
+    with pytest.raises(InputError, match=r"--prompts .*own.jsonl: expected at most 0 MiB of text, got more"):
+        load_prompts(write(tmp_path, {"prompt": "One " * 300}))

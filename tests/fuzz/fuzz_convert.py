@@ -251,14 +251,18 @@ Fuzz = Callable[[int, int, int], tuple[Counter[str], list[str]]]
 """(first case, count, seed) -> how often what was seen, faults."""
 
 
-def main(fuzz: Fuzz, count: int, about: str | None) -> int:
-    """Run cases as the command line asks, so many if it does not say; the exit code."""
+def main(fuzz: Fuzz, count: int, about: str | None, memory: int | None = MEMORY) -> int:
+    """Run cases as the command line asks, so many if it does not say; the exit code.
+
+    memory   bytes of addresses that the process may use; None: no limit
+    """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=count)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    if memory is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     seen, faults = fuzz(options.first, options.count, options.seed)
     for kind, times in sorted(seen.items()):
         print(f"{times:6} {kind}")

@@ -2,7 +2,7 @@
 
     python tests/fuzz/fuzz_files.py --count 20000 --seed 0
 
-GGUF headers, what budgets learned, prompts, conversations, cost curves.  A reader takes a file or raises an InputError,
+GGUF headers, LoRA adapters, grammars, what budgets learned, prompts, conversations, cost curves.  A reader takes a file or raises an InputError,
 in bounded time and memory; what it takes can be used.  Anything else is printed with the number of its case, and the
 exit code is 1.  One case again: --first N --count 1.
 """
@@ -26,6 +26,8 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "engine")]
 
+import gguf  # noqa: E402
+import numpy as np  # noqa: E402
 import tiny  # noqa: E402
 from fuzz_convert import main, mutate_bytes, mutate_json  # noqa: E402
 from worlds import World, curve, decode  # noqa: E402
@@ -36,6 +38,8 @@ from eagle3_cli.engine.budget import Budget, Machine  # noqa: E402
 from eagle3_cli.engine.costs import CPU_DRAFTER_PRIOR, CPU_PRIOR  # noqa: E402
 from eagle3_cli.engine.learned import keep, recall  # noqa: E402
 from eagle3_cli.errors import InputError  # noqa: E402
+from eagle3_cli.llama import check_grammar  # noqa: E402
+from eagle3_cli.lora import check_lora  # noqa: E402
 from eagle3_cli.model_files import check_target, read_drafter  # noqa: E402
 from eagle3_cli.prompt import read_text  # noqa: E402
 from eagle3_cli.settings import TreeShape  # noqa: E402
@@ -100,6 +104,21 @@ def _read_drafter(path: Path) -> bool:
 
 def _read_pair(path: Path) -> bool:
     read_drafter(path.parent / "drafter.gguf", path)
+    return True
+
+
+def _read_lora(path: Path) -> bool:
+    check_lora(path, path.parent / "target.gguf")
+    return True
+
+
+def _read_adapted(path: Path) -> bool:
+    check_lora(path.parent / "lora.gguf", path)
+    return True
+
+
+def _read_grammar(path: Path) -> bool:
+    check_grammar(read_text(str(path), "--grammar-file"))
     return True
 
 
@@ -188,6 +207,9 @@ class Case:
 CASES = [
     *(Case("target.gguf", edit, read) for edit in (mutate_bytes, _edit_key) for read in (_read_target, _read_pair)),
     *(Case(name, edit, _read_drafter) for edit in (mutate_bytes, _edit_key) for name in ("drafter.gguf", "kinds.gguf")),
+    *(Case("lora.gguf", edit, _read_lora) for edit in (mutate_bytes, _edit_key)),
+    Case("target.gguf", _edit_key, _read_adapted),
+    Case("grammar.gbnf", mutate_bytes, _read_grammar),
     *(Case("x.json", edit, _read_table) for edit in (_edit_json, _edit_json, mutate_bytes, _nest, _stretch)),
     *(Case("prompts.jsonl", edit, _read_prompts) for edit in (_edit_lines, mutate_bytes, _nest, _stretch)),
     *(Case("chats.jsonl", edit, _read_chats) for edit in (_edit_lines, mutate_bytes, _nest, _stretch)),
@@ -207,6 +229,9 @@ def _materials(folder: Path) -> None:
     tiny.write_drafter(folder / "drafter.gguf", drafter, tiny.drafter_weights(drafter, 1, len(ids)), ids)
     kinds = tiny.replace(drafter, fc_norm=True, norm_output=True, window=20)
     tiny.write_drafter(folder / "kinds.gguf", kinds, tokens=[], eagle3__vocab_size=tiny.VOCAB)
+    _write_lora(folder / "lora.gguf", target)
+    grammar = 'root ::= item ("," ws item)* # a list\nitem ::= [a-z0-9_]{1,3} | "\\"" [^"\\\\]* "\\""\nws ::= " "?\n'
+    (folder / "grammar.gbnf").write_text(grammar)
     budget = Budget(_machine())
     decode(WORLD, budget, rounds=60)
     budget.machine.at(10_000)
@@ -224,6 +249,18 @@ def _materials(folder: Path) -> None:
     (folder / "chats.txt").write_bytes("\ufeffwhy is 1\r\nna\u00efve?\n\n\U0001f600\n".encode())
     costs = {"plain_ms": 30, "verify": {"1": 1.0, "64": 1.3}, "draft": {"1": 0.05, "16": 0.06}}
     (folder / "curve.json").write_text(json.dumps(costs))
+
+
+def _write_lora(path: Path, target: tiny.Config) -> None:
+    writer = gguf.GGUFWriter(path, "llama")
+    keys = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 8.0}
+    rank, rows = 2, {"attn_q": target.heads * target.head_dim, "ffn_down": target.width}
+    columns = {"attn_q": target.width, "ffn_down": target.ffn}
+    weights = {}
+    for name in rows:
+        weights[f"blk.1.{name}.weight.lora_a"] = np.ones((rank, columns[name]), np.float32)
+        weights[f"blk.1.{name}.weight.lora_b"] = np.ones((rows[name], rank), np.float32)
+    tiny._finish(writer, weights, keys)
 
 
 class TooSlowError(Exception):
