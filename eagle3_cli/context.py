@@ -64,6 +64,7 @@ class ContextSettings:
     flash_attention, type_k, type_v   llama.cpp's numbers for them
     unified     one cache in which a cell may belong to several sequences; else a part for each, and attention reads no
                 other sequence's cells
+    rollback    newest positions that recurrent layers should be able to drop; `Context.rollback` says what they can
     """
 
     cells: int
@@ -74,6 +75,7 @@ class ContextSettings:
     type_k: int = 1
     type_v: int = 1
     unified: bool = True
+    rollback: int = 0
 
 
 def target_settings(runtime: RuntimeSettings, on_gpu: bool, cells: int, rows: int, sequences: int) -> ContextSettings:
@@ -144,7 +146,9 @@ class Context:
         params = lib.llama_context_default_params()
         params.n_ctx = max(settings.cells, settings.sequences)
         self.rows = min(settings.rows, params.n_ctx)  # it asserts that a batch fits ...
-        params.n_batch = params.n_ubatch = max(self.rows, settings.sequences)  # ... and holds a row of each sequence
+        # ... and holds a row of each sequence, and more rows than can be dropped
+        params.n_batch = params.n_ubatch = max(self.rows, settings.sequences, settings.rollback + 2)
+        params.n_rs_seq = settings.rollback
         params.n_seq_max, params.kv_unified, params.swa_full = settings.sequences, settings.unified, True
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn_type = settings.flash_attention
@@ -174,6 +178,7 @@ class Context:
         self._threads = settings.threads
         self.n_vocab = model.n_vocab
         self.cells = settings.cells
+        self.rollback = int(lib.llama_n_rs_seq(self.handle))
         self.memory = lib.llama_get_memory(self.handle)
         if not self.memory:
             lib.llama_free(self.handle)

@@ -12,10 +12,10 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 _ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -51,7 +51,11 @@ def check() -> None:
     global _waiting
     if _waiting is not None and _in_main_thread():
         number, _waiting = _waiting, None
-        raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
+        raise _exception(number)
+
+
+def _exception(number: int) -> BaseException:
+    return KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
 
 
 def can_wait() -> bool:
@@ -97,6 +101,11 @@ def stop_listening() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
+def raising() -> list[int]:
+    """The signals that raise where they arrive.  Who handles them in its own way for a while has to put them back."""
+    return [number for number in _ENDING if signal.getsignal(number) is _end]
+
+
 def _end(number: int, frame: FrameType | None) -> None:
     _leave_a_reader_that_does_not_read()
     _raise(number, frame)
@@ -117,25 +126,42 @@ def _leave_a_reader_that_does_not_read() -> None:
 # ---- one answer, one training ---------------------------------------------------------------------------
 
 
+class Asked:
+    """True once a signal has asked for the end.  number: of that signal, 0 before."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __call__(self) -> bool:
+        return self.number != 0
+
+    def end(self) -> NoReturn:
+        """Raise what the signal asks for."""
+        raise _exception(self.number or signal.SIGINT)
+
+
 @contextmanager
-def gentle_interrupt(begun: Callable[[], bool] = lambda: True) -> Iterator[Callable[[], bool]]:
-    """Within: the first Ctrl-C after `begun` only makes the returned function true, any other is a KeyboardInterrupt.
+def gentle_interrupt(
+    begun: Callable[[], bool] = lambda: True, signals: Sequence[int] = (signal.SIGINT,)
+) -> Iterator[Asked]:
+    """Within: the first of these signals after `begun` only makes the result true, any other raises as ever.
 
     So an answer ends between two tokens, where the engine's caches are whole, and a training between two steps.
     """
-    asked = threading.Event()
+    asked = Asked()
     if not _in_main_thread():
-        yield asked.is_set
+        yield asked
         return
 
     def note(number: int, frame: FrameType | None) -> None:
-        if asked.is_set() or not begun():
+        if asked() or not begun():
             _raise(number, frame)
         else:
-            asked.set()
+            asked.number = number
 
-    before = signal.signal(signal.SIGINT, note)
+    before = {number: signal.signal(number, note) for number in signals}
     try:
-        yield asked.is_set
+        yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -19,6 +19,7 @@ FLOAT_CACHE_TYPES = ("f32", "f16", "bf16")  # a V cache of another type needs fl
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 FEEDBACK = ("auto", "pre", "post")  # what a drafter step hands on: its output before or after the final norm
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ: a context with more cannot be made
+MOST_LEVELS = 64  # of a draft tree
 C_INT_MAX = 2**31 - 1
 
 
@@ -96,7 +97,7 @@ class TreeShape:
     nodes: int
 
     def __post_init__(self) -> None:
-        check_range("--draft-depth", self.depth, 1, 64)
+        check_range("--draft-depth", self.depth, 1, MOST_LEVELS)
         check_range("--draft-width", self.width, 1, 64)
         check_range("--draft-tokens", self.nodes, 0, MAX_SEQUENCES - 1)
 

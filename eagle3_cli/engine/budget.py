@@ -34,7 +34,7 @@ MARGIN = 1.05  # speculation has to promise so much more than plain decoding: th
 MARGIN_ALONE = 1.3  # n-gram matches without a draft, for which no account of losses is kept
 LOSS = 0.006  # of plain decoding's time that asking the drafter in vain may cost
 HOPELESS = 0.85  # gain below which less is risked
-LONGEST_PAUSE = 512  # plain tokens between two drafted rounds
+LONGEST_PAUSE = 2048  # plain tokens between two drafted rounds
 HOPE_EVERY = 24  # rounds until one is chosen as if unmeasured widths were cheap; doubles each time
 PLAIN_EVERY = 64  # drafted rounds after which one is plain, so that the cost of one row stays known
 WIDTHS = (1, 2, 3, 4, 6, 8, 10)  # rows of a level that are weighed against each other
@@ -230,10 +230,18 @@ class Budget:
 
     # ---- one round
 
-    def round(self, limit: TreeShape, matches: Sequence[Match] = (), ready: bool = True, context: int = 0) -> Round:
+    def round(
+        self,
+        limit: TreeShape,
+        matches: Sequence[Match] = (),
+        ready: bool = True,
+        context: int = 0,
+        chain: bool = False,
+    ) -> Round:
         """The next round.
 
-        limit: most that there is room for.  ready: the drafter can be asked.  context: tokens so far.
+        limit: most that there is room for.  ready: the drafter can be asked.  context: tokens so far.  chain: the tree
+        must not branch, so it is drafted or taken from the only match.
         """
         self.machine.at(context)
         if self._since_plain >= PLAIN_EVERY or self.machine.target.level is None:
@@ -246,6 +254,8 @@ class Budget:
             gain = self.gain
             if nodes and gain is not None and rate > gain / self.verify_cost(0):
                 made.asks = False  # what was found for nothing is better than what drafting gives
+            elif chain:
+                made = Round(self, limit, (), asks, made.captures)
         if made.asks:
             made.threads = self.machine.threads.choose()
         return made

@@ -11,36 +11,17 @@ import hashlib
 import json
 import os
 import stat
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..convert.output import replacing
+from ..folders import cache_folder
 from .budget import Machine
 
 FORMAT = 3
 LARGEST = 1 << 20  # bytes of a file that is read at all
 _READ = 1 << 20  # bytes of a model that tell it from others, with its size
-
-
-def cache_folder() -> Path:
-    """Where the files are: $EAGLE3_CACHE, or the place that the system has for caches."""
-    chosen = os.environ.get("EAGLE3_CACHE")
-    if chosen:
-        return Path(chosen)
-    try:
-        return _system_folder() / "eagle3"
-    except RuntimeError:  # a user without a home, as in some containers
-        return Path(os.devnull)  # nothing can be kept below it
-
-
-def _system_folder() -> Path:
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def place(models: Mapping[str, Path | None], settings: Mapping[str, Any]) -> Path:

@@ -21,6 +21,7 @@ from ..probe import AMX_NOTE, amx_crashes
 from ..settings import (
     FLASH_ATTENTION,
     MAX_SEQUENCES,
+    MOST_LEVELS,
     Limits,
     PairSettings,
     RuntimeSettings,
@@ -33,7 +34,7 @@ from .costs import CPU_DRAFTER_PRIOR, GPU_DRAFTER_PRIOR, GPU_PRIOR, cpu_prior
 from .drafter import Eagle3Drafter
 from .learned import keep, place, recall
 from .lookup import Lookup
-from .loop import Decoder
+from .loop import NOTHING, Decoder, Watch
 from .sampler import with_seed
 from .target import Target
 from .types import Piece, Statistics
@@ -83,11 +84,11 @@ class Engine:
         return with_seed(sampling)
 
     def stream(
-        self, prompt: Sequence[int], sampling: SamplingSettings, limits: Limits | None = None
+        self, prompt: Sequence[int], sampling: SamplingSettings, limits: Limits | None = None, watch: Watch = NOTHING
     ) -> Generator[Piece, None, None]:
         """The answer to a prompt, token by token; see `Decoder.answer`."""
         self.statistics = self._new_statistics()
-        return self.decoder.answer(prompt, with_seed(sampling), limits or Limits(), self.statistics)
+        return self.decoder.answer(prompt, with_seed(sampling), limits or Limits(), self.statistics, watch)
 
     def logit_gap(self, tokens: Sequence[int], likelier: int, other: int) -> float:
         """How far apart the target's logits of two tokens are after these tokens."""
@@ -156,6 +157,18 @@ def _feedback(pair: PairSettings, info: DrafterInfo) -> str:
     return pair.feedback
 
 
+def _chain(pair: PairSettings, shape: TreeShape, model: Model) -> TreeShape:
+    """The largest chain for a model with recurrent layers: their state belongs to one text, not to a tree of them."""
+    if pair.width not in (None, 1):
+        raise OptionError(
+            f"--draft-width {pair.width}: {model.path.name}, a {model.description} model, has recurrent layers, which"
+            " cannot hold a tree.",
+            "Use 1, a chain, or leave it out.",
+        )
+    depth = shape.depth if pair.depth is not None or not pair.nodes else min(pair.nodes, MOST_LEVELS)
+    return TreeShape(depth, 1, min(shape.nodes, depth))
+
+
 def _try_capture(context: Context, info: DrafterInfo, model: Model) -> None:
     """Compute one token.  Not every graph of llama.cpp has one row per token behind every layer; PairError for those
     that have none where the drafter reads, before anyone waits for an answer."""
@@ -201,20 +214,20 @@ class _Loader:
         model = self._model("target", pair.target)
         if not model.generates_text:
             raise FileError(f"{pair.target}: {model.description} does not generate text.")
-        if not model.keeps_every_position:
-            raise FileError(
-                f"{pair.target}: {model.description} has recurrent layers, whose state cannot drop rejected tokens."
-            )
+        recurrent = not model.keeps_every_position
+        if recurrent and pair.drafts:
+            shape = _chain(pair, shape, model)
         # before the context, which reserves room for them
         adapters = [self._own(Adapter(model, lora)) for lora in pair.loras]
-        target = self._target(model, info, shape)
+        target = self._target(model, info, shape, recurrent)
         if adapters:
             adapt(target.context, adapters)
         drafter = self._drafter(info, target, shape, pair.feedback) if info else None
         settings = self._settings(pair, shape, target, backend)
         budget = self._budget(pair, backend) if pair.drafts and pair.nodes is None else None
         lookup = Lookup() if pair.lookup else None
-        engine = Engine(Decoder(model, target, drafter, shape, budget, lookup), settings, pair.no_draft, self.owned)
+        decoder = Decoder(model, target, drafter, shape, budget, lookup, chain=recurrent)
+        engine = Engine(decoder, settings, pair.no_draft, self.owned)
         engine.models = self.models
         if budget:
             files = {"target": pair.target, "draft": pair.draft}
@@ -255,11 +268,13 @@ class _Loader:
     def _threads(self) -> int:
         return self.runtime.threads or physical_cores()
 
-    def _target(self, model: Model, info: DrafterInfo | None, shape: TreeShape) -> Target:
+    def _target(self, model: Model, info: DrafterInfo | None, shape: TreeShape, recurrent: bool) -> Target:
         cells = self.runtime.ctx_size or min(model.n_ctx_train, DEFAULT_CONTEXT)
         rows = min(max(self.runtime.batch, shape.nodes + 1), cells)
+        drafts = info is not None or self.lookup
         # one per leaf, and a spare one
-        sequences = min(MAX_SEQUENCES, max(shape.nodes, 1) + 1) if info or self.lookup else 1
+        sequences = min(MAX_SEQUENCES, max(shape.nodes, 1) + 1) if drafts and not recurrent else 1
+        rollback = min(shape.nodes, cells - 2) if drafts and recurrent else 0
         capture = None
         if info:
             names = [f"l_out-{layer - 1}" for layer in info.aux_layers]
@@ -268,10 +283,15 @@ class _Loader:
         # llama.cpp computes the last layer's output only for rows that ask for logits
         every_row = info is not None and max(info.aux_layers) == model.n_layer
         in_order = not self.devices and self.flash_attention == "on"
-        context = self._own(Context(model, "target", settings, capture))
+        context = self._own(Context(model, "target", replace(settings, rollback=rollback), capture))
+        if context.rollback < rollback:
+            raise FileError(
+                f"{model.path}: {model.description} has recurrent layers, whose state cannot drop rejected tokens.",
+                "Use --no-draft; nothing can be drafted for it.",
+            )
         if info:
             _try_capture(context, info, model)
-        return Target(context, every_row, in_order)
+        return Target(context, every_row, in_order, recurrent)
 
     def _drafter(self, info: DrafterInfo, target: Target, shape: TreeShape, feedback: str) -> Eagle3Drafter:
         model = self._model("drafter", info.path)

@@ -11,7 +11,7 @@ Plain decoding is the same loop with an empty tree.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from ..errors import PromptError
@@ -25,8 +25,10 @@ from .sampler import Sampler
 from .stream import TextStream
 from .target import Features, Target
 from .tree import ROOT, FixedShape, Policy, cut
-from .types import NO_TREE, DraftTree, Piece, Statistics, Verdict
+from .types import DRAFTED, NO_TREE, DraftTree, Likelihood, Piece, RoundRecord, Statistics, Verdict, Watch
 from .verify import verify
+
+NOTHING = Watch()
 
 
 class Decoder:
@@ -35,6 +37,7 @@ class Decoder:
     shape       the draft tree of every round, or the largest where a budget chooses it
     budget      chooses the tree of each round; None: it is always `shape`
     lookup      finds n-gram matches in prompt and answer; None: it is not asked
+    chain       every tree is a chain: drafted, or the best match
     committed   the tokens whose cells are in the target's cache
     """
 
@@ -46,9 +49,10 @@ class Decoder:
         shape: TreeShape,
         budget: Budget | None = None,
         lookup: Lookup | None = None,
+        chain: bool = False,
     ) -> None:
         self.model, self.target, self.drafter, self.shape = model, target, drafter, shape
-        self.budget, self.lookup = budget, lookup
+        self.budget, self.lookup, self.chain = budget, lookup, chain
         self.committed: list[int] = []
 
     @property
@@ -59,7 +63,12 @@ class Decoder:
     # --- an answer
 
     def answer(
-        self, prompt: Sequence[int], sampling: SamplingSettings, limits: Limits, stats: Statistics
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingSettings,
+        limits: Limits,
+        stats: Statistics,
+        watch: Watch = NOTHING,
     ) -> Generator[Piece, None, None]:
         """Emit the answer to a prompt, token by token.  sampling: with a seed.
 
@@ -82,13 +91,13 @@ class Decoder:
             self.budget.begin(temperature_class(sampling.temperature))
         sampler = Sampler(self.model, sampling, prompt, self.cells)
         try:
-            yield from _Answer(self, sampler, limits, most, stats).pieces(prompt)
+            yield from _Answer(self, sampler, limits, most, stats, watch).pieces(prompt)
         finally:
             sampler.close()
             if self.budget is not None:
                 stats.budget = self.budget.report()
 
-    def prefill(self, prompt: Sequence[int]) -> int:
+    def prefill(self, prompt: Sequence[int], progress: Callable[[int, int], None] | None = None) -> int:
         """Bring the caches to exactly this prompt, computing only what is new; returns how many tokens were reused.
         At least the last token is computed, for its logits."""
         if self.budget is not None:
@@ -98,25 +107,33 @@ class Decoder:
             if old != new:
                 break
             same += 1
+
+        def seen(tokens: Sequence[int], features: Features | None) -> None:
+            self.commit(tokens, features)
+            if progress is not None:
+                progress(len(self.committed), len(prompt))
+
         try:
-            self._reuse(same)
-            self.target.prefill(prompt[same:], self.commit)
+            same = self._reuse(same)
+            self.target.prefill(prompt[same:], seen)
         except BaseException:
             self.truncate(len(self.committed))
             raise
         return same
 
-    def _reuse(self, past: int) -> None:
-        """Keep exactly the first `past` committed tokens, with and without a drafter alike, so that both compute the
-        rest of a prompt in the same batches.  The drafter may have lost the newest feature; it is computed again."""
+    def _reuse(self, past: int) -> int:
+        """Keep exactly the first `past` committed tokens, or none of a recurrent target's; returns how many.  With and
+        without a drafter alike, so that both compute the rest of a prompt in the same batches.  The drafter may have
+        lost the newest feature; it is computed again."""
+        past = self.target.truncate(past)
         lost = self.drafter is not None and self.drafter.truncate(past) < past
-        self.target.truncate(past)
         del self.committed[past:]
         if self.lookup is not None:
             self.lookup.truncate(past)
         if self.drafter is not None and lost:
             newest = self.committed[-1:]
             self.drafter.extend(newest, self.target.newest_features(newest[0]) if self.target.captures else None)
+        return past
 
     def logits_after(self, tokens: Sequence[int]) -> Any:
         """The target's logits after these tokens, float32 [n_vocab], a copy.  Reuses what the cache holds; the last
@@ -134,8 +151,10 @@ class Decoder:
 
     def truncate(self, past: int) -> None:
         """Cut both caches back to at most `past` committed tokens.  Also cleans up after an interrupted round."""
-        keep = past if self.drafter is None else self.drafter.truncate(past)
-        self.target.truncate(keep)
+        asked = past if self.drafter is None else self.drafter.truncate(past)
+        keep = self.target.truncate(asked)
+        if self.drafter is not None and keep < asked:
+            self.drafter.truncate(keep)
         del self.committed[keep:]
         if self.lookup is not None:
             self.lookup.truncate(keep)
@@ -144,11 +163,16 @@ class Decoder:
 class _Answer:
     """The state of one answer: what was emitted, and where it must end."""
 
-    def __init__(self, decoder: Decoder, sampler: Sampler, limits: Limits, most: int, stats: Statistics) -> None:
+    def __init__(
+        self, decoder: Decoder, sampler: Sampler, limits: Limits, most: int, stats: Statistics, watch: Watch
+    ) -> None:
         self.decoder, self.sampler, self.limits, self.most, self.stats = decoder, sampler, limits, most, stats
+        self.watch = watch
         self.text = TextStream(decoder.model.piece, limits.stop)
         self.emitted = 0
-        self.ready: list[tuple[str, int | None, str | None]] = []  # of this round: text, token, finish reason
+        # of this round: text, token, finish reason, likelihood
+        self.ready: list[tuple[str, int | None, str | None, Likelihood | None]] = []
+        self.likelihood: Likelihood | None = None  # of the newest draw
         self.finish_reason: str | None = None
         self.policy: Policy | None = None  # of the round in progress
         self.verify_s = 0.0  # of its pass of the target
@@ -156,13 +180,13 @@ class _Answer:
     def pieces(self, prompt: Sequence[int]) -> Iterator[Piece]:
         decoder, stats = self.decoder, self.stats
         started = time.perf_counter()
-        stats.cached_tokens = decoder.prefill(prompt)
+        stats.cached_tokens = decoder.prefill(prompt, self.watch.prefill)
         stats.prompt_tokens = len(prompt)
         root = self._draw(ROOT)
         self._ends(root)
         stats.prefill_s = time.perf_counter() - started
         self._reset_clocks()
-        yield from self._release(accepted=0)
+        yield from self._release(())
         while self.finish_reason is None:
             started = time.perf_counter()
             try:
@@ -173,9 +197,12 @@ class _Answer:
             root = verdict.tokens[-1]
             stats.record(tree, verdict)
             self._learn(tree, verdict, time.perf_counter() - started)
-            stats.decode_s += time.perf_counter() - started
+            seconds, drafter_s = time.perf_counter() - started, stats.drafter_s
+            stats.decode_s += seconds
             self._read_clocks()
-            yield from self._release(accepted=len(verdict.accepted))
+            if self.watch.rounds is not None:
+                self.watch.rounds(self._record(tree, verdict, stats.drafter_s - drafter_s, seconds))
+            yield from self._release([tree.sources[i] if tree.sources else DRAFTED for i in verdict.accepted])
 
     def round(self, root: int) -> tuple[DraftTree, Verdict]:
         """Draft, verify, walk, commit."""
@@ -212,30 +239,34 @@ class _Answer:
             shape = TreeShape(max(1, min(depth, shape.depth)), shape.width, min(nodes, shape.nodes) if depth else 0)
         matches: Sequence[Match] = ()
         if decoder.lookup is not None:
-            matches = decoder.lookup.find(root, min(depth, shape.nodes))
+            matches = decoder.lookup.find(root, min(depth, shape.nodes), count=1 if decoder.chain else 2)
         if decoder.budget is not None:
             if decoder.budget.rests(matches):
                 return None
             ready = decoder.drafter is not None and decoder.drafter.ready
-            return decoder.budget.round(shape, matches, ready, len(decoder.committed))
+            return decoder.budget.round(shape, matches, ready, len(decoder.committed), decoder.chain)
         if shape.nodes < 1 or (decoder.drafter is None and not matches):
             return None
         policy = FixedShape(shape)
-        for match in matches:
+        for match in () if decoder.chain and decoder.drafter is not None else matches:
             policy.pool.add_match(match.tokens, match.length, match.rank)
         return policy
 
     def _draw(self, node: int) -> int:
         target = self.decoder.target
         if self.sampler.is_argmax:
-            return target.argmax(node)
-        return self.sampler.draw(target.context, target.logits_row(node))
+            token = target.argmax(node)
+        else:
+            token = self.sampler.draw(target.context, target.logits_row(node))
+        if self.watch.likeliest is not None:
+            self.likelihood = target.likelihood(node, token, self.watch.likeliest)
+        return token
 
     def _ends(self, token: int) -> bool:
         """Take an emitted token; does the answer end with it?"""
         if self.decoder.model.is_end(token) and not self.limits.ignore_eos:
             self.finish_reason = "stop"
-            self.ready.append((self.text.finish(), None, "stop"))
+            self.ready.append((self.text.finish(), None, "stop", None))
             return True
         self.emitted += 1
         text = self.text.push(token)
@@ -244,15 +275,24 @@ class _Answer:
         elif self.emitted >= self.most:
             self.finish_reason = "length"
             text += self.text.finish()
-        self.ready.append((text, token, self.finish_reason))
+        self.ready.append((text, token, self.finish_reason, self.likelihood))
         return self.finish_reason is not None
 
-    def _release(self, accepted: int) -> Iterator[Piece]:
-        """Hand out the round's pieces; the first `accepted` came from the drafter."""
+    def _release(self, sources: Sequence[int]) -> Iterator[Piece]:
+        """Hand out the round's pieces; sources: of the first ones, which had been proposed."""
         ready, self.ready = self.ready, []
         self.stats.completion_tokens = self.emitted
-        for i, (text, token, finish_reason) in enumerate(ready):
-            yield Piece(text, token, i < accepted, finish_reason)
+        for i, (text, token, finish_reason, likelihood) in enumerate(ready):
+            yield Piece(text, token, sources[i] if i < len(sources) else 0, finish_reason, likelihood)
+
+    def _record(self, tree: DraftTree, verdict: Verdict, draft_s: float, seconds: float) -> RoundRecord:
+        decoder = self.decoder
+        past = len(decoder.committed) - len(verdict.tokens)
+        asked = self.policy is not None and self.policy.asks and decoder.drafter is not None
+        plain_s = decoder.budget.machine.target.seconds or None if decoder.budget is not None else None
+        return RoundRecord(
+            decoder.committed[past], past, tree, verdict, asked, draft_s, self.verify_s, seconds, plain_s
+        )
 
     def _learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
         """Tell the budget what the round cost and emitted."""

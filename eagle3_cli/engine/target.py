@@ -14,7 +14,7 @@ from .. import _native
 from ..context import DECODE, Context, not_numbers
 from ..settings import MAX_SEQUENCES
 from .tree import ROOT, leaf_sequences
-from .types import NO_TREE, DraftTree
+from .types import NO_TREE, DraftTree, Likelihood
 
 Features = Any
 """float32 [rows, 3 * Ht]: the inputs of the three aux layers side by side, one row per position."""
@@ -25,14 +25,19 @@ ALL_ASK = np.ones(MAX_SEQUENCES, np.int8)  # output flags of a tree's rows
 class Target:
     """`past` counts the committed tokens: positions 0..past-1 of sequence 0, and nothing else between rounds."""
 
-    def __init__(self, context: Context, every_row: bool = False, in_order: bool = False) -> None:
+    def __init__(
+        self, context: Context, every_row: bool = False, in_order: bool = False, recurrent: bool = False
+    ) -> None:
         """every_row: the features exist only for rows that ask for logits, so every row of a prompt must.
         in_order: keep the cells in the order of their positions, as plain decoding leaves them.  Attention adds up in
         the order of the cells, so where its kernels do not depend on the batch, only this makes logits equal to the
-        last bit (docs/losslessness.md)."""
+        last bit (docs/losslessness.md).
+        recurrent: its state drops the newest positions of a chain in verification, and else all positions or none."""
         self.context = context
         self._every_row = every_row
         self._in_order = in_order
+        self._recurrent = recurrent
+        self._settled = True  # the memory holds the committed tokens and nothing else
         self.past = 0
         self._row = 0  # batch row of the logits after the newest committed token
         self._tree: DraftTree = NO_TREE
@@ -57,8 +62,9 @@ class Target:
             outputs = np.full(len(chunk), self._every_row, np.int8)
             outputs[-1] |= start + len(chunk) == len(tokens)
             pos = np.arange(self.past, self.past + len(chunk), dtype=np.int32)
+            self._settled = False
             self.context.process(DECODE, pos, np.array(chunk, np.int32), outputs=outputs)
-            self.past += len(chunk)
+            self.past, self._settled = self.past + len(chunk), True
             self._row, self._tree = len(chunk) - 1, NO_TREE
             seen(chunk, self.context.captured[: len(chunk)] if self.captures else None)
 
@@ -79,7 +85,7 @@ class Target:
                 self.context.copy(0, leaf)
         pos = array("i", [self.past, *(self.past + depth for depth in tree.depths)])
         tokens = array("i", [root, *tree.tokens])
-        self._row, self._tree = 0, tree
+        self._row, self._tree, self._settled = 0, tree, False
         self.context.process(DECODE, pos, tokens, seq_start, seqs, ALL_ASK[: n + 1])
         self.context.logits()  # waits for a GPU, so that the time of a pass is known
 
@@ -101,6 +107,16 @@ class Target:
             raise not_numbers(self.context.name)
         return token
 
+    def likelihood(self, node: int, token: int, most: int) -> Likelihood:
+        """Of a token after a node, and the `most` likeliest ones."""
+        address, vocabulary = self._logits(node), self.context.n_vocab
+        count = min(max(most, 1), vocabulary)
+        ids, logps = np.empty((1, count), np.int32), np.empty((1, count), np.float32)
+        _native.topk(address, vocabulary, None, vocabulary, ids, logps, count)
+        row = (ctypes.c_float * vocabulary).from_address(address)
+        best = [(int(i), float(logp)) for i, logp in zip(ids[0], logps[0], strict=True) if i >= 0]
+        return Likelihood(best[0][1] + row[token] - row[best[0][0]], best[:most])
+
     def logits(self, node: int) -> Any:
         """The logits after a node, float32 [n_vocab], a copy."""
         row = (ctypes.c_float * self.context.n_vocab).from_address(self._logits(node))
@@ -121,6 +137,7 @@ class Target:
         first, self.past = self.past, self.past + 1 + len(path)
         if tree:
             self._keep_path(first, path, len(tree))
+        self._settled = True
         if not self.captures:
             return None
         rows = array("i", [0, *(node + 1 for node in path)])
@@ -146,9 +163,11 @@ class Target:
         if len(leaves) > 1:
             self.context.keep(0)
 
-    def newest_features(self, token: int) -> Features:
+    def newest_features(self, token: int) -> Features | None:
         """Compute the newest committed token again, for its features alone: its row goes into another sequence, which
-        is then dropped.  A copy."""
+        is then dropped.  A copy; None for recurrent layers, which cannot step back to it."""
+        if self._recurrent:
+            return None
         captures, self.captures = self.captures, True
         self.context.copy(0, 1, -1, self.past - 1)
         position, sequence = array("i", [self.past - 1]), array("i", [1])
@@ -158,8 +177,12 @@ class Target:
         self.context.keep(0)
         return features
 
-    def truncate(self, past: int) -> None:
-        """Forget the committed tokens from position `past` on, and any tree in verification."""
-        self.past, self._tree = past, NO_TREE
+    def truncate(self, past: int) -> int:
+        """Forget the committed tokens from position `past` on, and any tree in verification.  Returns how many are
+        left: `past`, or none where recurrent layers would have to step back."""
+        if self._recurrent and not (self._settled and past == self.past):
+            past = 0
+        self.past, self._tree, self._settled = past, NO_TREE, True
         self.context.remove(0, past)
         self.context.keep(0)
+        return past

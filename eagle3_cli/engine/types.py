@@ -7,7 +7,7 @@ token at position P + d.  Feature g[p] is the fused hidden state of committed po
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 DRAFTED, LOOKED_UP = 1, 2  # where a node comes from: the drafter, an n-gram match, or (3) both
@@ -53,20 +53,76 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Likelihood:
+    """What the target itself thought, before any sampler: natural logs of the softmax of its logits.
+
+    logp   of the token that was drawn
+    top    (token, logp) of the likeliest ones, best first
+    """
+
+    logp: float
+    top: Sequence[tuple[int, float]] = ()
+
+
+@dataclass(frozen=True)
 class Piece:
     """One emitted token as the caller sees it.
 
     text          characters that became certain with this token; may be empty
     token         target vocabulary id
-    from_draft    the drafter had proposed it
+    source        what had proposed it: DRAFTED, LOOKED_UP or their sum; 0: nothing had
     finish_reason None, or for the last piece "stop" (end token or stop string) or "length".  The last piece of
                   an answer that an end token ended carries token None: the end token is not part of the answer.
+    likelihood    of this token and its rivals, where it was asked for
     """
 
     text: str
     token: int | None
-    from_draft: bool = False
+    source: int = 0
     finish_reason: str | None = None
+    likelihood: Likelihood | None = None
+
+    @property
+    def from_draft(self) -> bool:
+        return self.source != 0
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round, for who watches.
+
+    root      the token that the tree grows from; it sits at position `past`
+    tree      what was verified
+    verdict   what was emitted, and the nodes that it went along
+    asked     the drafter was asked, perhaps in vain
+    draft_s, verify_s, seconds   in passes of the drafter, in the pass of the target, in all
+    plain_s   a pass of the target over one row, as far as the budget knows; None where it does not
+    """
+
+    root: int
+    past: int
+    tree: DraftTree
+    verdict: Verdict
+    asked: bool
+    draft_s: float
+    verify_s: float
+    seconds: float
+    plain_s: float | None
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What a caller wants to see beside the answer.
+
+    likeliest   so many of the target's likeliest tokens at every token, with their probabilities; None: none, not even
+                the token's own
+    rounds      called after every round
+    prefill     called after every chunk of the prompt: its tokens that are done, and how many it has
+    """
+
+    likeliest: int | None = None
+    rounds: Callable[[RoundRecord], None] | None = None
+    prefill: Callable[[int, int], None] | None = None
 
 
 @dataclass

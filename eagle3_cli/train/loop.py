@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -191,7 +192,7 @@ class Loop:
     # ---- the whole training ----
 
     def run(self) -> dict[str, Any]:
-        """Train to the end; the last evaluation.  KeyboardInterrupt after a Ctrl-C, once the state is saved."""
+        """Train to the end; the last evaluation.  After a Ctrl-C or SIGTERM what these raise, once the state is saved."""
         try:
             self._run()
         finally:
@@ -201,7 +202,8 @@ class Loop:
     def _run(self) -> None:
         if self.step == 0:
             self.worker(self._evaluate)
-        with gentle_interrupt() as interrupted, ThreadPoolExecutor(1, "batches") as reading:
+        endings = (signal.SIGINT, signal.SIGTERM)
+        with gentle_interrupt(signals=endings) as interrupted, ThreadPoolExecutor(1, "batches") as reading:
             batches, saved = self._batches(reading), time.monotonic()
             while self._done(self.step) < 1.0:
                 started = time.monotonic()
@@ -218,7 +220,7 @@ class Loop:
                     saved = time.monotonic()
                 if stop:
                     self.hooks.report(f"stopped after step {self.step} of {self.total}; the state is saved.")
-                    raise KeyboardInterrupt
+                    interrupted.end()
 
     def _tell(self, over: bool) -> None:
         s = self.job.settings

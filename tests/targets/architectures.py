@@ -323,6 +323,20 @@ def gpt_oss(name: str, value: np.ndarray, config: Any) -> Tensors:
             yield f"{name}.{kind}", value
 
 
+def lfm2(name: str, value: np.ndarray, config: Any) -> Tensors:
+    """Convolutions of one channel each, without the axis for more."""
+    yield name, value[:, 0] if name.endswith("conv.conv.weight") else value
+
+
+def qwen35(name: str, value: np.ndarray, config: Any) -> Tensors:
+    """Norms as factors, decay as such, convolutions of one channel each.  As many keys as values, so in one order."""
+    if name.endswith("A_log"):
+        value = -np.exp(value)
+    elif name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        value = value + 1
+    yield name.replace("dt_bias", "dt_proj.bias"), value[:, 0] if "conv1d" in name else value
+
+
 # --- what they say besides ----------------------------------------------------------------------------------------
 
 
@@ -396,6 +410,29 @@ def olmo_keys(config: Any) -> dict[str, Any]:
 
 def falcon_keys(config: Any) -> dict[str, Any]:
     return {"attention.head_count_kv": _falcon_kv_heads(config)}
+
+
+def lfm2_keys(config: Any) -> dict[str, Any]:
+    kv_heads = [config.num_key_value_heads * (kind == "full_attention") for kind in config.layer_types]
+    return {
+        "shortconv.l_cache": config.conv_L_cache,
+        "attention.head_count_kv": kv_heads,
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+    }
+
+
+def qwen35_keys(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters
+    return {
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "ssm.state_size": config.linear_key_head_dim,
+        "ssm.group_count": config.linear_num_key_heads,
+        "ssm.time_step_rank": config.linear_num_value_heads,
+        "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
+        "full_attention_interval": 4,
+        "rope.dimension_count": int(config.head_dim * rope["partial_rotary_factor"]),
+        "rope.dimension_sections": [*rope["mrope_section"], 0],
+    }
 
 
 def sections(config: Any) -> dict[str, Any]:
@@ -515,5 +552,24 @@ OTHERS = {
     "gpt-oss, MXFP4": Architecture(
         "gpt-oss", "gpt_oss", {**_GPT_OSS, "hidden_size": 64}, gpt_oss_keys, gpt_oss, quantised=True
     ),
+}
+# Some layers keep a state instead of keys and values, and llama.cpp can step back from it.
+_LFM2 = {"full_attn_idxs": [1, 3], "block_auto_adjust_ff_dim": False, "tie_word_embeddings": True}
+_QWEN35 = {
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "rope_parameters": {
+        **_PLAIN,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
+HYBRIDS = {
+    "lfm2": Architecture("lfm2", "lfm2", _LFM2, lfm2_keys, lfm2, embedding=0.3),
+    "qwen35": Architecture("qwen35", "qwen3_5_text", _QWEN35, qwen35_keys, qwen35, tolerance=9e-4),
 }
 WINDOWED = ("gemma2", "gemma3", "gpt-oss", "olmo3", "cohere2")

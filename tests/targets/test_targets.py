@@ -141,64 +141,6 @@ def normal(seed: int, shapes: dict[str, tuple[int, ...]]) -> tiny.Weights:
     return {name: 0.1 * rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def mamba(path: Path) -> Path:
-    """Recurrent layers only."""
-    width, inner, state, rank = 64, 128, 8, 4
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (tiny.VOCAB, width), "output_norm.weight": (width,)}
-    for i in range(tiny.TARGET.layers):
-        shapes |= {
-            f"blk.{i}.attn_norm.weight": (width,),
-            f"blk.{i}.ssm_in.weight": (2 * inner, width),
-            f"blk.{i}.ssm_conv1d.weight": (inner, 4),
-            f"blk.{i}.ssm_conv1d.bias": (inner,),
-            f"blk.{i}.ssm_x.weight": (rank + 2 * state, inner),
-            f"blk.{i}.ssm_dt.weight": (inner, rank),
-            f"blk.{i}.ssm_dt.bias": (inner,),
-            f"blk.{i}.ssm_a": (inner, state),
-            f"blk.{i}.ssm_d": (inner,),
-            f"blk.{i}.ssm_out.weight": (width, inner),
-        }
-    keys = {
-        "ssm.conv_kernel": 4,
-        "ssm.inner_size": inner,
-        "ssm.state_size": state,
-        "ssm.time_step_rank": rank,
-        "attention.head_count": 0,
-        "attention.head_count_kv": 0,
-        "feed_forward_length": 0,
-    }
-    return write(path, "mamba", keys, normal(1, shapes))
-
-
-def lfm2(path: Path) -> Path:
-    """Convolutions, and attention in every second layer."""
-    weights = tiny.target_weights()
-    weights["token_embd_norm.weight"] = weights.pop("output_norm.weight")
-    width, head = tiny.TARGET.width, tiny.TARGET.head_dim
-    for i in range(tiny.TARGET.layers):
-        if i % 2:
-            weights |= {f"blk.{i}.attn_{part}_norm.weight": np.ones(head, np.float32) for part in "qk"}
-            continue
-        for part in ("q", "k", "v", "output"):
-            del weights[f"blk.{i}.attn_{part}.weight"]
-        shapes = {"conv": (width, 3), "in_proj": (3 * width, width), "out_proj": (width, width)}
-        weights |= normal(i, {f"blk.{i}.shortconv.{part}.weight": shape for part, shape in shapes.items()})
-    keys = {"shortconv.l_cache": 3, "attention.head_count_kv": [2 * (i % 2) for i in range(tiny.TARGET.layers)]}
-    return write(path, "lfm2", keys, weights)
-
-
-@pytest.mark.parametrize("make", [mamba, lfm2])
-def test_recurrent_and_hybrid_models_are_refused(tmp_path, make):
-    path = make(tmp_path / "target.gguf")
-    drafter = tiny.write_drafter(tmp_path / "draft.gguf").path
-    for draft in (None, drafter):
-        with (
-            pytest.raises(FileError, match=r"target.gguf: .* has recurrent layers, whose state cannot drop"),
-            running(path, draft),
-        ):
-            pass
-
-
 def deci(path: Path, skipped: int) -> Path:
     """A llama without its layer `skipped`, as a search for a smaller architecture leaves it."""
     weights = {name: w for name, w in tiny.target_weights().items() if not name.startswith(f"blk.{skipped}.")}

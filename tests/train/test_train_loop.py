@@ -17,6 +17,7 @@ from accelerate import PartialState
 from loop_tools import new_loop, sample, small_drafter, write_shards
 
 from eagle3_cli.errors import Eagle3Error, InputError
+from eagle3_cli.interrupt import Terminated
 from eagle3_cli.train import Hooks, TrainSettings
 from eagle3_cli.train.loop import training_step
 from eagle3_cli.train.model import collate
@@ -203,24 +204,25 @@ def test_an_interrupted_and_resumed_training_equals_an_uninterrupted_one_to_the_
         assert torch.equal(mine, other)
 
 
-def stop_after(step):
-    """Hooks that press Ctrl-C when that step is done."""
+def stop_after(step, number=signal.SIGINT):
+    """Hooks that press Ctrl-C, or send another signal, when that step is done."""
 
     def progress(label, fraction):
         if label.endswith(f"step {step}"):
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
     return Hooks(progress=progress)
 
 
-def test_ctrl_c_saves_the_state_after_the_step_and_says_so(reader, tmp_path):
-    said, before = [], signal.getsignal(signal.SIGINT)  # ignored where the suite was started in the background
-    hooks = Hooks(report=said.append, progress=stop_after(3).progress)
-    with pytest.raises(KeyboardInterrupt):
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+def test_ctrl_c_and_sigterm_save_the_state_after_the_step_and_say_so(reader, tmp_path, number, raised):
+    said, before = [], signal.getsignal(number)  # ignored where the suite was started in the background
+    hooks = Hooks(report=said.append, progress=stop_after(3, number).progress)
+    with pytest.raises(raised):
         new_loop(tmp_path, reader, hooks, steps=10).run()
     assert said == ["stopped after step 3 of 10; the state is saved."]
     assert (tmp_path / "states" / "state-000000003.safetensors").is_file()
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(number) is before
 
 
 def test_a_resume_drops_the_lines_of_steps_that_it_does_again(reader, tmp_path):
