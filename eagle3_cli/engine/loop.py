@@ -125,9 +125,10 @@ class Decoder:
         """Keep exactly the first `past` committed tokens, or none of a recurrent target's; returns how many.  With and
         without a drafter alike, so that both compute the rest of a prompt in the same batches.  The drafter may have
         lost the newest feature; it is computed again."""
+        del self.committed[past:]  # first, for an interruption below cuts everything to what is committed
         past = self.target.truncate(past)
-        lost = self.drafter is not None and self.drafter.truncate(past) < past
         del self.committed[past:]
+        lost = self.drafter is not None and self.drafter.truncate(past) < past
         if self.lookup is not None:
             self.lookup.truncate(past)
         if self.drafter is not None and lost:
@@ -151,6 +152,7 @@ class Decoder:
 
     def truncate(self, past: int) -> None:
         """Cut both caches back to at most `past` committed tokens.  Also cleans up after an interrupted round."""
+        del self.committed[past:]
         asked = past if self.drafter is None else self.drafter.truncate(past)
         keep = self.target.truncate(asked)
         if self.drafter is not None and keep < asked:

@@ -126,7 +126,7 @@ def test_pages_between_what_is_in_use_go_back():
 
 
 THREADS = """
-import os, torch
+import os, time, torch
 from eagle3_cli.train import compiling
 def threads(): return len(os.listdir("/proc/self/task"))
 torch.set_num_threads(3)
@@ -140,6 +140,10 @@ worker = compiling.Worker("cpu", 3)
 worker(lambda: a @ a)
 in_worker = threads()
 worker.close()
+for _ in range(200):  # the system takes note of a thread's end a moment later
+    if threads() == before:
+        break
+    time.sleep(0.05)
 print(before, with_pool, released, in_worker, threads())
 """
 
