@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+import signal
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -19,6 +20,7 @@ pytest.importorskip("matplotlib")
 
 import torch
 
+from eagle3_cli.interrupt import Asked
 from eagle3_cli.train import Hooks
 from eagle3_cli.train.model import Drafter, FeatureDrafter
 
@@ -158,8 +160,12 @@ def test_an_interrupted_head_goes_on_to_the_same_numbers(run, done, tmp_path, mo
 class AskedAtOnce:
     """Ctrl-C during the first step."""
 
+    def __init__(self, **_):
+        self.asked = Asked()
+        self.asked.number = signal.SIGINT
+
     def __enter__(self):
-        return lambda: True
+        return self.asked
 
     def __exit__(self, *_):
         return None

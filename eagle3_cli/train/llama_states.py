@@ -107,7 +107,11 @@ def load_model(path: Path, runtime: RuntimeSettings) -> tuple[Model, bool]:
     model = Model(path, devices, layers, not amx_crashes(), mmap=runtime.mmap)
     if model.generates_text and model.keeps_every_position:
         return model, bool(devices)
-    fault = "has recurrent layers, and states are captured from several texts at once" if model.generates_text else "does not generate text"
+    fault = (
+        "has recurrent layers, and states are captured from several texts at once"
+        if model.generates_text
+        else "does not generate text"
+    )
     described = model.description
     model.close()
     raise FileError(f"{path}: {described} {fault}.")

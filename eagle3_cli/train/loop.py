@@ -192,7 +192,7 @@ class Loop:
     # ---- the whole training ----
 
     def run(self) -> dict[str, Any]:
-        """Train to the end; the last evaluation.  After a Ctrl-C or SIGTERM what these raise, once the state is saved."""
+        """Train to the end; the last evaluation.  A first Ctrl-C or SIGTERM raises once the state is saved."""
         try:
             self._run()
         finally:

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from eagle3_cli import prompt
+from eagle3_cli import prompt as texts_of_files
 from eagle3_cli.bench.prompts import NAMES, PROMPTS, TASKS, Prompt, load_prompts
 from eagle3_cli.errors import FileError, InputError, OptionError
 from eagle3_cli.train import prompts as training
@@ -116,6 +116,6 @@ def test_files_without_a_prompt_are_refused(tmp_path):
 
 
 def test_a_file_larger_than_any_prompts_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(prompt, "LARGEST", 1000)
+    monkeypatch.setattr(texts_of_files, "LARGEST", 1000)
     with pytest.raises(InputError, match=r"--prompts .*own.jsonl: expected at most 0 MiB of text, got more"):
         load_prompts(write(tmp_path, {"prompt": "One " * 300}))

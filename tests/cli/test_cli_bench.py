@@ -176,7 +176,7 @@ def test_files_that_cannot_be_used_are_refused_before_anything_is_measured(refus
     assert f"--plot: {absent.parent}: expected a folder that can be written" in refused("--plot", str(absent))
     wide = refused("--cost-curve", str(curve))
     assert "costs.json: verify: expected costs up to 9 rows for --shape 4,4,8, got up to 4." in wide
-    assert "cannot be read" in refused("--cost-curve", str(tmp_path / "none.json"))
+    assert "none.json: No such file" in refused("--cost-curve", str(tmp_path / "none.json"))
 
 
 def test_without_matplotlib_the_extra_is_named(refused, monkeypatch, tmp_path):

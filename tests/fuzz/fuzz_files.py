@@ -2,9 +2,9 @@
 
     python tests/fuzz/fuzz_files.py --count 20000 --seed 0
 
-GGUF headers, LoRA adapters, grammars, what budgets learned, prompts, conversations, cost curves.  A reader takes a file or raises an InputError,
-in bounded time and memory; what it takes can be used.  Anything else is printed with the number of its case, and the
-exit code is 1.  One case again: --first N --count 1.
+GGUF headers, LoRA adapters, grammars, what budgets learned, prompts, conversations, cost curves.  A reader takes a file
+or raises an InputError, in bounded time and memory; what it takes can be used.  Anything else is printed with the
+number of its case, and the exit code is 1.  One case again: --first N --count 1.
 """
 
 from __future__ import annotations

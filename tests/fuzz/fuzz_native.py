@@ -17,7 +17,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -120,12 +120,12 @@ class Calls:
         text = array("i", [rng.randint(0, 2) for _ in range(rng.randint(0, 60))])
         return text, shortest, shortest + rng.randint(0, 20), rng.choice((0, 1, 3, 64, 256))
 
-    def Capture(self, rng: random.Random) -> tuple[Any, ...]:  # noqa: N802
+    def Capture(self, rng: random.Random) -> tuple[Any, ...]:
         names = [rng.choice(("l_out-0", "x" * rng.choice((63, 64, 200)), "\0", "")) for _ in range(rng.randint(0, 9))]
         return names, rng.randint(-1, 50), rng.randint(-1, 50)
 
     NAMES = ("fill", "topk", "argmax", "gather", "matches", "Capture")
-    CHECKED_BY_NOBODY = {"fill": (0,), "topk": (0, 1, 4, 5, 6), "argmax": (0, 1)}
+    CHECKED_BY_NOBODY: ClassVar = {"fill": (0,), "topk": (0, 1, 4, 5, 6), "argmax": (0, 1)}
     """Arguments that say where memory is and how much of it there is."""
 
     def one(self, rng: random.Random) -> str:
