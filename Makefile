@@ -12,6 +12,7 @@
 # make peer-speed FOLDER=/empty/folder   time and memory of both on a drafter for an 8B model; needs 6 GB there
 # make peer-speculators   our checkpoints in vLLM's speculators: their logits against ours
 # make lint      ruff and mypy
+# make help-pages   docs/help.md, from the commands
 # make sanitize  the tests of native/ under AddressSanitizer and UndefinedBehaviorSanitizer
 #
 # Each sets up what it needs in .venv first; llama-cpp-python is compiled once, which takes several minutes.
@@ -39,7 +40,7 @@ LLAMA_ENV := CXXFLAGS="$(CXXFLAGS) -fno-tree-dse -fno-dse"
 LLAMA_PIP := --no-cache-dir
 endif
 
-.PHONY: demo test slow test-all train-demo reproduce bench benchmarks fuzz peer peer-speed peer-speculators lint sanitize clean
+.PHONY: demo test slow test-all train-demo reproduce bench benchmarks fuzz peer peer-speed peer-speculators lint help-pages sanitize clean
 
 demo: $(VENV)/ready
 	$(BIN)/eagle3 demo
@@ -90,7 +91,7 @@ lint: $(VENV)/ready
 	rm -rf .build/types && mkdir -p .build/types/eagle3_cli
 	ln -s $(addprefix $(CURDIR)/,$(filter-out eagle3_cli/convert,$(wildcard eagle3_cli/*))) .build/types/eagle3_cli/
 	ln -s $(CURDIR)/convert .build/types/eagle3_cli/convert
-	ln -s $(wildcard $(CURDIR)/benchmarks/*.py) .build/types/
+	ln -s $(wildcard $(CURDIR)/benchmarks/*.py) $(wildcard $(CURDIR)/docs/figures/*.py) .build/types/
 	cd .build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml eagle3_cli *.py
 
 sanitize: $(SANITIZED)/ready
@@ -101,6 +102,9 @@ $(SANITIZED)/ready: $(VENV)/ready $(wildcard eagle3_cli/*.py eagle3_cli/*/*.py)
 	CFLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=all" \
 	  $(PIP) install -q --no-deps --no-build-isolation --target $(@D) .
 	touch $@
+
+help-pages: $(VENV)/ready
+	$(BIN)/python -m eagle3_cli.commands.help_pages docs/help.md
 
 $(VENV)/llama:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -78,6 +78,9 @@ def _invoke(args: list[str], console: Console) -> int:
     from .cli import cli
 
     if "_EAGLE3_COMPLETE" in os.environ:  # asked by a shell's completion script
+        from .completion import register
+
+        register()
         cli.main(args, prog_name="eagle3")
     try:
         with cli.make_context("eagle3", args, obj=console) as context:

@@ -16,6 +16,10 @@ COMMANDS = {
     "inspect": ("eagle3_cli.commands.inspect:inspect", "Show what a checkpoint or GGUF is, and whether a pair fits."),
     "bench": ("eagle3_cli.commands.bench:bench", "Measure what speculation brings on this machine."),
     "demo": ("eagle3_cli.commands.demo:demo", "Answer with and without the drafter, and compare."),
+    "models": ("eagle3_cli.commands.models:models", "Names for pairs, to be given as --target."),
+    "doctor": ("eagle3_cli.commands.doctor:doctor", "Check the installation, this machine and a pair."),
+    "completion": ("eagle3_cli.commands.completion:completion", "Print the completion script of a shell."),
+    "help": ("eagle3_cli.commands.help:show_help", "Explain a topic, or show a command's help page."),
 }
 
 
@@ -37,9 +41,16 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             ctx.fail(f"{name}: no such command.{_suggestion(name)}")
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """From the table, too: behind Tab nobody waits for every command to be imported."""
+        from click.shell_completion import CompletionItem
+
+        names = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -56,9 +67,9 @@ def _suggestion(name: str) -> str:
 def _print_versions(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from .versions import versions
+    from .versions import bug_report
 
-    found = versions(system_info=True)
+    found = bug_report()
     console = ctx.obj
     console.text(f"eagle3 {found.pop('eagle3')}\n")
     for name, version in found.items():
@@ -86,5 +97,6 @@ def cli() -> None:
       eagle3 chat --target llama.gguf --draft llama-eagle3.gguf
       eagle3 convert model.safetensors --target llama.gguf -o llama-eagle3.gguf
 
-    EAGLE3_DEBUG=1 shows the traceback of an error; NO_COLOR=1 switches colour off.
+    eagle3 help lists topics; eagle3 help environment lists the variables, of which EAGLE3_DEBUG=1 shows the traceback
+    of an error and NO_COLOR=1 switches colour off. eagle3 doctor checks the installation.
     """

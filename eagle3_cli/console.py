@@ -52,17 +52,33 @@ class Console:
         self.raw = raw
         self._last = "\n"
         self._progress = ""
+        self._aside = False  # an unfinished line of it is on stderr
 
     # ---- stdout -----------------------------------------------------------------------------------
 
-    def text(self, text: str) -> None:
-        """A part of the answer, shown at once."""
+    def text(self, text: str, style: str = "") -> None:
+        """A part of the answer, shown at once.  style: SGR codes, for a terminal that `shows_styles`."""
+        last = text[-1:]
+        if not self.raw and _is_terminal(sys.stdout):
+            text = visible(text)
+        self._answer(f"\x1b[{style}m{text}\x1b[0m" if style and text else text, last)
+
+    def drawn(self, text: str) -> None:
+        """A part of the answer that was laid out for this terminal; no control character of a model is left in it."""
+        self._answer(text, text[-1:])
+
+    @property
+    def shows_styles(self) -> bool:
+        """Whether stdout is a terminal that has colours and underlines."""
+        return _is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"
+
+    def _answer(self, text: str, last: str) -> None:
+        """Write to stdout.  last: the character that is at the end of what somebody sees."""
         if not text or sys.stdout is None:
             return
         self.clear_progress()
-        self._last = text[-1]
-        if not self.raw and _is_terminal(sys.stdout):
-            text = visible(text)
+        self._end_aside()
+        self._last = last
         try:
             sys.stdout.write(_encodable(text, sys.stdout))
             sys.stdout.flush()
@@ -74,13 +90,20 @@ class Console:
             ) from error
 
     def end_text(self) -> None:
-        """Close the answer's last line if the answer did not."""
+        """Close the answer's last line if the answer did not, and that of what was said beside it."""
+        self._end_aside()
         if self._last != "\n":
             self.text("\n")
 
     def document(self, value: Any) -> None:
         """One JSON document: indented on a terminal, one line elsewhere.  What `visible` writes out is still JSON."""
-        indent = 2 if _is_terminal(sys.stdout) else None
+        self._json(value, indent=2 if _is_terminal(sys.stdout) else None)
+
+    def record(self, value: Any) -> None:
+        """One of many JSON documents, each on a line of its own."""
+        self._json(value, indent=None)
+
+    def _json(self, value: Any, indent: int | None) -> None:
         utf8 = "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
         self.text(json.dumps(json_ready(value), ensure_ascii=not utf8, indent=indent, allow_nan=False) + "\n")
 
@@ -99,6 +122,18 @@ class Console:
         """Something nice to know; only on a terminal."""
         if self.terminal and not self.quiet:
             self._stderr(self._paint(visible(text), DIM) + "\n")
+
+    def aside(self, text: str) -> None:
+        """A part of what a model says beside the answer, its thinking: dimmed, as it comes."""
+        if text and not self.quiet:
+            self.clear_progress()
+            self._write_stderr(self._paint(visible(text), DIM))
+            self._aside = text[-1] != "\n"
+
+    def _end_aside(self) -> None:
+        if self._aside:
+            self._aside = False
+            self._write_stderr("\n")
 
     def prompt_mark(self, mark: str) -> None:
         """Ask for a line where `input` must not: on stderr, because stdout is not a terminal."""
@@ -130,6 +165,7 @@ class Console:
 
     def _stderr(self, text: str) -> None:
         self.clear_progress()
+        self._end_aside()
         self._write_stderr(text)
 
     def _write_stderr(self, text: str) -> None:

@@ -50,3 +50,7 @@ class BackendError(InputError):
 
 class LlamaError(Eagle3Error):
     """llama.cpp returned an error code; the message carries its last log lines."""
+
+
+class BusyError(Eagle3Error):
+    """A loaded pair was asked for a second answer before the first had ended (Python alone)."""

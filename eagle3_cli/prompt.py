@@ -22,11 +22,23 @@ LARGEST = 1 << 26  # bytes of one text that are read; more than any context hold
 
 @dataclass(frozen=True)
 class PromptSource:
-    """What the command line says about the prompt: PROMPT words, -p, and each -f in order."""
+    """What the command line says about the prompt: PROMPT words, -p, and each -f in order.  piped: a stdin that nobody
+    names may belong to it."""
 
     words: Sequence[str] = ()
     option: str | None = None
     files: Sequence[str] = field(default_factory=tuple)
+    piped: bool = True
+
+    @property
+    def given(self) -> bool:
+        """Whether any of the three is there."""
+        return bool(self.words or self.option is not None or self.files)
+
+    @property
+    def reads_stdin(self) -> bool:
+        """Whether one of them names it."""
+        return STDIN in self.files or (self.option is None and not self.files and tuple(self.words) == (STDIN,))
 
 
 def read_prompt(source: PromptSource, waiting: Callable[[], None] = lambda: None) -> str:
@@ -42,7 +54,7 @@ def read_prompt(source: PromptSource, waiting: Callable[[], None] = lambda: None
     if source.option is None and not source.files:
         if words == STDIN:
             parts, words = [stdin_text()], ""
-        else:
+        elif source.piped:
             parts = [piped_text(waiting)]
     parts.append(clean(words, "the prompt"))
     if not source.files and source.option is None and not source.words and not parts[0]:

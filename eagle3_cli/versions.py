@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib import metadata
 
@@ -10,13 +11,28 @@ from . import __version__
 PACKAGES = ("llama-cpp-python", "gguf", "numpy", "click")
 
 
-def versions(system_info: bool = False) -> dict[str, str]:
-    """Name -> version.  `system_info` adds llama.cpp's own line, for which the library must be loaded."""
+def versions() -> dict[str, str]:
+    """Name -> version, without loading llama.cpp."""
     found = {"eagle3": __version__, "python": platform.python_version(), "platform": platform.platform()}
-    found.update({package: _version(package) for package in PACKAGES})
-    if system_info:
-        found["llama.cpp"] = _system_info()
-    return found
+    return {**found, **{package: _version(package) for package in PACKAGES}}
+
+
+def bug_report() -> dict[str, str]:
+    """The same, with the system, the machine, llama.cpp's build and the files in use."""
+    from . import config, machine
+    from .folders import cache_folder
+
+    in_use = config.config_file()
+    return {
+        **versions(),
+        "system": machine.system(),
+        "processor": machine.processor(),
+        "cores": f"{machine.allowed_cores()} of {os.cpu_count() or 1} logical",
+        "memory": machine.in_words(machine.memory()),
+        **_llama(),
+        "config": str(in_use) if in_use else f"none ({config.default_file()} is not there)",
+        "cache": str(cache_folder()),
+    }
 
 
 def _version(package: str) -> str:
@@ -26,11 +42,12 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _system_info() -> str:
+def _llama() -> dict[str, str]:
     """A broken installation is just what `--version` is run for, so its reason is the answer."""
     try:
+        from .devices import backends, build
         from .llama import system_info
 
-        return system_info().strip()
+        return {"llama.cpp": system_info().strip(), "build": build(), "backends": ", ".join(backends())}
     except Exception as error:
-        return f"cannot be loaded ({type(error).__name__}: {error})"
+        return {"llama.cpp": f"cannot be loaded ({type(error).__name__}: {error})"}

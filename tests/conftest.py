@@ -23,9 +23,11 @@ hypothesis_settings.load_profile("eagle3")
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What budgets learn in tests stays among tests."""
+    """What budgets learn in tests stays among tests, and no user's configuration file or registered model counts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EAGLE3_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.delenv("EAGLE3_CONFIG", raising=False)
         yield
 
 

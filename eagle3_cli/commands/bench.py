@@ -14,7 +14,7 @@ from ..console import Console
 from ..errors import Eagle3Error, OptionError
 from ..settings import TreeShape, check_range
 from ..versions import versions
-from .build import pair_settings, runtime_settings
+from .build import pair_settings, runtime_settings, typed
 from .options import Command, feedback_option, option, pair_options, quiet_option, runtime_options
 
 if TYPE_CHECKING:
@@ -34,19 +34,19 @@ OPTIONS = "Options"
     "--shape",
     "shapes",
     multiple=True,
-    variable=False,
+    variable="BENCH",
     metavar="DEPTH,WIDTH,NODES",
     help="A draft tree to measure; repeatable. Default: 3,1,3 4,4,8 5,6,16 8,10,60.",
 )
-@option(OPTIONS, "--temp", "temperatures", multiple=True, type=float, variable=False, help="Default: 0 and 1.")
-@option(OPTIONS, "-n", "--max-tokens", type=int, default=96, show_default=True, variable=False, help="Per answer.")
-@option(OPTIONS, "--repeats", type=int, default=3, show_default=True, variable=False, help="Rounds of all prompts.")
+@option(OPTIONS, "--temp", "temperatures", multiple=True, type=float, variable="BENCH", help="Default: 0 and 1.")
+@option(OPTIONS, "-n", "--max-tokens", type=int, default=96, show_default=True, variable="BENCH", help="Per answer.")
+@option(OPTIONS, "--repeats", type=int, default=3, show_default=True, variable="BENCH", help="Rounds of all prompts.")
 @option(
     OPTIONS,
     "--task",
     "tasks",
     multiple=True,
-    variable=False,
+    variable="BENCH",
     metavar="NAME",
     help="Built-in prompts: mixed, the default; chat, code, mathematics, summarising, rewriting; all for these five."
     " Repeatable.",
@@ -62,7 +62,7 @@ OPTIONS = "Options"
     OPTIONS,
     "--against",
     metavar="URL|PROGRAM",
-    variable=False,
+    variable="BENCH",
     help="llama-server to measure in the same run: started with the same files, or running at http://HOST:PORT.",
 )
 @option(
@@ -70,16 +70,16 @@ OPTIONS = "Options"
     "--against-type",
     "against_types",
     multiple=True,
-    variable=False,
+    variable="BENCH",
     metavar="NAME",
     help="Its speculation, for a PROGRAM: none, draft-eagle3, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod,"
     " ngram-cache, or several joined by +. Repeatable. Default: all but ngram-map-k4v.",
 )
-@option(OPTIONS, "--draft-max", multiple=True, type=int, variable=False, help="Drafts per round of its draft-eagle3."
+@option(OPTIONS, "--draft-max", multiple=True, type=int, variable="BENCH", help="Drafts per round of its draft-eagle3."
         " Default: 1, 2, 3.")  # fmt: skip
 @option(OPTIONS, "--check", is_flag=True, variable=False, help="Compare greedy answers with plain decoding instead.")
-@option(OPTIONS, "--gap", type=float, default=GAP_LIMIT, show_default=True, variable=False, help="With --check: largest"
-        " logit gap at a first difference that still passes.")  # fmt: skip
+@option(OPTIONS, "--gap", type=float, default=GAP_LIMIT, show_default=True, variable="BENCH", help="With --check:"
+        " largest logit gap at a first difference that still passes.")  # fmt: skip
 @option(OPTIONS, "--plot", metavar="SVG", variable=False, help="Draw speed-up by task, acceptance by depth and costs.")
 @option(
     OPTIONS,
@@ -88,7 +88,7 @@ OPTIONS = "Options"
     variable=False,
     help="Also say what the fixed trees would bring, by projection, on a machine with the costs in this file.",
 )
-@option(OPTIONS, "--json", "as_json", is_flag=True, variable=False, help="Print one JSON document.")
+@option(OPTIONS, "--json", "as_json", is_flag=True, help="Print one JSON document.")
 @feedback_option
 @runtime_options
 @quiet_option
@@ -140,7 +140,7 @@ def _settings(flags: dict[str, Any]) -> BenchSettings:
 
     pair = pair_settings({**flags, "draft_depth": None, "draft_width": None, "draft_tokens": None, "no_lookup": False})
     if pair.draft is None:
-        given = "--no-draft" if flags["no_draft"] else "--draft lookup"
+        given = "--no-draft" if flags["no_draft"] else f"--draft {flags['draft']}" if flags["draft"] else "--target"
         raise OptionError(f"{given}: leaves no drafter to measure.", "Give --draft a GGUF, or leave it out.")
     if flags["repeats"] < 1 or flags["max_tokens"] < 2:
         raise OptionError("--repeats, --max-tokens: expected at least 1 and 2.")
@@ -169,10 +169,10 @@ def _against_types(flags: dict[str, Any]) -> tuple[tuple[str, ...], ...]:
     why = None if against else "without --against"
     if against and is_url(against):
         why = "with a URL: the server there has its own settings"
-    for flag, given in (("--against-type", flags["against_types"]), ("--draft-max", flags["draft_max"])):
-        if given and why:
+    for flag, name in (("--against-type", "against_types"), ("--draft-max", "draft_max")):
+        if typed(name) and why:
             raise OptionError(f"{flag}: has no effect {why}.", "Leave it out, or name the program with --against.")
-    if flags["draft_max"] and not drafts:
+    if typed("draft_max") and not drafts:
         raise OptionError(f"--draft-max: has no effect without --against-type {DRAFTER}.", "Leave it out, or add that.")
     for most in flags["draft_max"]:
         check_range("--draft-max", most, 1)

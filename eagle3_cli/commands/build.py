@@ -1,23 +1,27 @@
 """Flags -> the settings dataclasses, and the rules about which flags go together.
 
-A flag that has no effect in this mode is an error when it was typed.  The same value from an EAGLE3_ variable is a
-habit, not a request: it gives way silently.
+A flag that has no effect in this mode is an error when it was typed.  The same value from an EAGLE3_ variable or from
+the configuration file is a habit, not a request: it gives way silently.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from .. import demo
-from ..errors import OptionError
+from .. import demo, registry
+from ..errors import FileError, OptionError
 from ..prompt import read_text
 from ..settings import Limits, Lora, PairSettings, RuntimeSettings, SamplingSettings
+from .options import set_by
 
 Flags = Mapping[str, Any]
 LOOKUP = "lookup"  # as --draft: n-gram matches alone
@@ -28,53 +32,124 @@ FORMS = ("grammar", "grammar_file", "json_schema", "json_schema_file")
 BIAS = re.compile(r"(-?\d+)(?:=\s*([+-]?)|([+-]))(.+)", re.DOTALL)
 
 
+TYPED = 3
+_STRENGTHS = {ParameterSource.COMMANDLINE: TYPED, ParameterSource.ENVIRONMENT: 2, ParameterSource.DEFAULT_MAP: 1}
+
+
 def typed(name: str) -> bool:
-    """Whether the flag stands on the command line, not in a variable."""
+    """Whether the flag stands on the command line, not in a variable or the configuration file."""
+    return strength(name) == TYPED
+
+
+def strength(name: str) -> int:
+    """Of what sets a flag: 3 the command line, 2 a variable, 1 the configuration file, 0 nothing."""
     source = click.get_current_context().get_parameter_source(name)
-    return source is click.core.ParameterSource.COMMANDLINE
+    return _STRENGTHS.get(source, 0) if source else 0
 
 
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-# flags, what makes them useless, the words for it
-_USELESS: list[tuple[tuple[str, ...], Callable[[Flags], bool], str]] = [
-    ((*SHAPE, "draft_threads", "feedback", "no_lookup"), lambda f: f["no_draft"], "with --no-draft"),
-    (("draft_width", "draft_threads", "feedback", "no_lookup"), lambda f: f["draft"] == LOOKUP, "with --draft lookup"),
-    (("no_lookup",), lambda f: f["draft_tokens"] is not None, "with a fixed --draft-tokens"),
-    (TRUNCATION, lambda f: f["temp"] == 0, "with --temp 0, which always takes the likeliest token"),
+# flags, what makes them useless, the words for it, the flag that does
+_USELESS: list[tuple[tuple[str, ...], Callable[[Flags], bool], str, str]] = [
+    ((*SHAPE, "draft_threads", "feedback", "no_lookup"), lambda f: f["no_draft"], "with --no-draft", "no_draft"),
+    (
+        ("draft_width", "draft_threads", "feedback", "no_lookup"),
+        lambda f: f["draft"] == LOOKUP,
+        "with --draft lookup",
+        "draft",
+    ),
+    (("no_lookup",), lambda f: f["draft_tokens"] is not None, "with a fixed --draft-tokens", "draft_tokens"),
+    (TRUNCATION, lambda f: f["temp"] == 0, "with --temp 0, which always takes the likeliest token", "temp"),
     (
         ("repeat_last_n",),
         lambda f: f["repeat_penalty"] == 1 and not f["presence_penalty"] and not f["frequency_penalty"],
         "without --repeat-penalty, --presence-penalty or --frequency-penalty",
+        "repeat_penalty",
     ),
-    (DRY, lambda f: f["dry_multiplier"] == 0, "without --dry-multiplier"),
-    (("gpu_layers",), lambda f: f["device"] == "cpu" and f["gpu_layers"] != 0, "with --device cpu"),
-    (("system",), lambda f: f.get("raw", False), "with --raw, which sends the prompt as it is"),
-    (("quiet",), lambda f: f.get("stats", False), "with --stats"),
+    (DRY, lambda f: f["dry_multiplier"] == 0, "without --dry-multiplier", "dry_multiplier"),
+    (("gpu_layers",), lambda f: f["device"] == "cpu" and f["gpu_layers"] != 0, "with --device cpu", "device"),
+    (("system",), lambda f: f.get("raw", False), "with --raw, which sends the prompt as it is", "raw"),
+    (("quiet",), lambda f: f.get("stats", False), "with --stats", "stats"),
+    (("show_drafts",), lambda f: f["no_draft"], "with --no-draft", "no_draft"),
+    (("show_drafts",), lambda f: f["draft_tokens"] == 0, "with --draft-tokens 0", "draft_tokens"),
+    (("raw_output",), lambda f: f.get("markdown", False), "with --markdown", "markdown"),
 ]
 
 
 def refuse_useless_flags(flags: Flags) -> None:
-    """OptionError for the first typed flag that another flag makes useless."""
-    for names, useless, words in _USELESS:
+    """OptionError for the first typed flag that another flag makes useless, wherever that one is set."""
+    pair = _named(flags)
+    flags = {**flags, "draft": pair.draft, "no_draft": pair.no_draft is not None}
+    for names, useless, words, cause in _USELESS:
         for name in names:
             if name in flags and typed(name) and useless(flags):
-                raise OptionError(f"{flag(name)}: has no effect {words}.", "Leave one of them out.")
+                setter = _setter(cause)
+                hint = f"{setter} sets {flag(cause)}: change it there, or leave {flag(name)} out." if setter else None
+                raise OptionError(f"{flag(name)}: has no effect {words}.", hint or "Leave one of them out.")
+
+
+def _setter(name: str) -> str | None:
+    """The variable or the configuration file that sets a flag, by name; None where neither does."""
+    return set_by(click.get_current_context(), lambda param: param.name == name)
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A pair as the flags name it.
+
+    target, draft   as given, or the files of the model that is registered under the name given
+    no_draft        why there is no drafter, where none is wanted
+    """
+
+    target: str | None
+    draft: str | None
+    no_draft: str | None
+
+
+def _named(flags: Flags) -> _Named:
+    target, no_draft = flags["target"], flags["no_draft"]
+    draft = None if _left_behind(flags, "draft") else flags["draft"]
+    if no_draft and draft:
+        if strength("no_draft") == strength("draft"):
+            raise OptionError("--no-draft: cannot be used with --draft.", "Leave one of them out.")
+        draft, no_draft = (None, True) if strength("no_draft") > strength("draft") else (draft, False)
+    why = "--no-draft" if no_draft else None
+    model = registry.find(target) if target else None
+    if model is None:
+        return _Named(target, draft, why)
+    if not draft and not why:
+        draft, why = model.draft, None if model.draft else f"{target} is registered without a drafter"
+    return _Named(model.target, draft, why)
+
+
+def _left_behind(flags: Flags, name: str) -> bool:
+    """Whether this flag, a drafter or adapters, was set for a target that something stronger has replaced: the
+    configuration file names a pair, say, and --target another model."""
+    ctx = click.get_current_context()
+    if not flags[name] or flags[name] == LOOKUP:
+        return False
+    if any(flags[each] != ctx.params.get(each) for each in ("target", name)):  # the caller's own, not what was parsed
+        return False
+    weaker = strength(name)
+    if strength("target") <= weaker:
+        return False
+    return bool(os.environ.get("EAGLE3_TARGET") if weaker > 1 else ctx.lookup_default("target"))
 
 
 def pair_settings(flags: Flags) -> PairSettings:
     """Which two files: the named pair, or the demo pair where none is named."""
-    target, draft, no_draft = flags["target"], flags["draft"], flags["no_draft"]
-    if no_draft and draft:
-        if typed("no_draft") == typed("draft"):
-            raise OptionError("--no-draft: cannot be used with --draft.", "Leave one of them out.")
-        draft, no_draft = (None, True) if typed("no_draft") else (draft, False)
-    lookup = draft == LOOKUP
+    pair = _named(flags)
+    target, draft, lookup = pair.target, pair.draft, pair.draft == LOOKUP
+    if target and registry.is_name(target) and not os.path.lexists(target):
+        raise FileError(
+            f"--target {target}: no such file, and no model is registered under this name.",
+            "eagle3 models list shows the names.",
+        )
     if draft and not target and not lookup:
         raise OptionError("--draft: needs --target, the model that this drafter was made for.", "Give --target.")
-    if target and not draft and not no_draft:
+    if target and not draft and not pair.no_draft:
         raise OptionError(
             "--target: no drafter for this model.",
             "Give --draft GGUF, --draft lookup, or --no-draft to answer without a drafter.",
@@ -88,13 +163,19 @@ def pair_settings(flags: Flags) -> PairSettings:
     }
     settings = PairSettings(
         target=Path(target).expanduser() if target else demo.demo_target(),
-        draft=None if no_draft or lookup else Path(draft).expanduser() if draft else demo.demo_drafter(),
-        no_draft="--no-draft" if no_draft else None,
-        loras=(*(Lora(Path(path).expanduser()) for path in flags["lora"]), *map(Lora.parse, flags["lora_scaled"])),
-        **({} if no_draft else drafting),
+        draft=None if pair.no_draft or lookup else Path(draft).expanduser() if draft else demo.demo_drafter(),
+        no_draft=pair.no_draft,
+        loras=_loras(flags),
+        **({} if pair.no_draft else drafting),
     )
     settings.tree(on_gpu=False)  # checks the ranges before a model is loaded
     return settings
+
+
+def _loras(flags: Flags) -> tuple[Lora, ...]:
+    plain = () if _left_behind(flags, "lora") else flags["lora"]
+    scaled = () if _left_behind(flags, "lora_scaled") else flags["lora_scaled"]
+    return (*(Lora(Path(path).expanduser()) for path in plain), *map(Lora.parse, scaled))
 
 
 def runtime_settings(flags: Flags) -> RuntimeSettings:
@@ -172,7 +253,7 @@ def _breakers(given: tuple[str, ...]) -> tuple[str, ...]:
 def _grammar(flags: Flags) -> str | None:
     """GBNF from whichever of the four flags is given."""
     given = [name for name in FORMS if flags[name] is not None]
-    given = [name for name in given if typed(name)] or given
+    given = [name for name in given if strength(name) == max(map(strength, given))]
     if len(given) > 1:
         raise OptionError(f"{flag(given[1])}: cannot be used with {flag(given[0])}.", "Leave one of them out.")
     if not given:
@@ -183,6 +264,8 @@ def _grammar(flags: Flags) -> str | None:
         text = read_text(value, flag(name))
     elif name == "json_schema" and value.startswith("@"):
         text = read_text(value[1:], flag(name))
+    elif name == "json_schema" and os.path.isfile(value):
+        raise OptionError(f"{flag(name)}: expected a schema, got the name of a file.", f"Give @{value} to read it.")
     if not text.strip():
         raise OptionError(f"{flag(name)}: is empty.")
     return _gbnf(text) if name.startswith("json_schema") else text

@@ -1,138 +1,38 @@
-"""`eagle3 chat`: turns on a terminal, or one turn per line of a pipe."""
+"""`eagle3 chat`: turns on a terminal, or one turn per line of a pipe.
+
+    chat_input.py     what is typed; chat_editor.py: the editor on a capable terminal
+    chat_commands.py  what a line does: a message or a command; chat_settings.py, chat_stats.py: /set and /stats
+    chat_model.py     the loaded pair, and another one in its place
+    chat_show.py      what an answer looks like
+
+The messages and the turns are in ../conversation.py.
+"""
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..console import Console
-from ..errors import InputError, PromptError
-from ..interrupt import gentle_interrupt
-from ..prompt import clean, stdin_is_piped, stdin_lines
-from ..settings import Limits, SamplingSettings
+from ..conversation import Conversation
+from ..errors import OptionError
+from ..prompt import stdin_is_piped, stdin_lines
 from . import build
-from .answer import Answer, Engine, collect, loaded, summary
-from .options import Command, answer_options, option, quiet_option, system_option
+from .answer import Engine
+from .chat_commands import Commands
+from .chat_input import reader, typed_lines
+from .chat_model import LoadedPair
+from .chat_show import display
+from .options import Command, answer_options, hide_thinking_option, option, quiet_option, system_option
+from .trace_option import trace_option
 
-MARK = "> "
-COMMANDS = {"/exit": "leave", "/reset": "forget the conversation", "/help": "this list"}
+if TYPE_CHECKING:
+    from ..trace import Trace
+
 OVERFLOW = ("stop", "drop")
-ANSWER_SHARE = 4  # with --overflow drop an answer gets this part of the context, or --max-tokens if that is less
-
-
-@dataclass
-class Conversation:
-    """The messages so far and the engine that answers them.
-
-    person    somebody types, so a first Ctrl-C ends an answer only
-    overflow  what happens when it no longer fits into the context: "stop" or "drop"
-    stopped   it ended the last answer; another one leaves
-    """
-
-    engine: Engine
-    console: Console
-    sampling: SamplingSettings
-    limits: Limits
-    system: str | None = None
-    person: bool = True
-    overflow: str = "stop"
-    stopped: bool = False
-    messages: list[dict[str, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.messages = [{"role": "system", "content": self.system}] if self.system else []
-
-    def turn(self, text: str) -> None:
-        """Answer one message.  What was said before an interruption stays in the history.
-
-        A message for which there is no room is forgotten: said to a person, PromptError for a pipe.
-        """
-        self.messages.append({"role": "user", "content": text})
-        answer, ended = Answer(), never
-        self.stopped = False
-        try:
-            with gentle_interrupt(lambda: bool(answer.tokens)) if self.person else nullcontext(never) as ended:
-                pieces = self.engine.stream(self._prompt(), self.sampling, self.limits)
-                collect(pieces, answer, self.console.text, ended)
-                self.stopped = answer.finish_reason is None and ended()
-        except PromptError as error:
-            self.messages.pop()
-            if not self.person:
-                raise
-            self.console.error(error.message, error.hint)
-            return
-        except KeyboardInterrupt:
-            if ended() or not self.person:  # the second one
-                raise
-            self.stopped = True
-        finally:
-            self.console.end_text()
-        self._remember(answer, self.stopped)
-
-    def _prompt(self) -> list[int]:
-        """The conversation's token ids, which leave room for an answer; for more room old turns may be dropped."""
-        cells, messages = self.engine.settings["ctx_size"], self.messages
-        prompt = self.engine.render(messages)
-        dropped = 0
-        if self.overflow == "drop":
-            room = min(self.limits.max_tokens or cells, max(cells // ANSWER_SHARE, 1))
-            while len(prompt) + room > cells and (shorter := without_oldest_turn(messages)):
-                messages, dropped = shorter, dropped + 1
-                prompt = self.engine.render(messages)
-        if len(prompt) >= cells:
-            raise self._no_room(len(prompt), cells)
-        if dropped:
-            self.messages = messages
-            turns = "turn" if dropped == 1 else f"{dropped} turns"
-            self.console.report(f"(dropped the oldest {turns}: the context holds {cells} tokens)")
-        return prompt
-
-    def _no_room(self, tokens: int, cells: int) -> PromptError:
-        """What to say when so many tokens are too many."""
-        newest = self.messages
-        while shorter := without_oldest_turn(newest):
-            newest = shorter
-        alone = len(self.engine.render(newest))
-        if alone >= cells:
-            what = "your message and the system message" if self.system else "your message"
-            return PromptError(
-                f"{what}: expected at most {cells - 1} tokens (the context holds {cells}), got {alone}.",
-                "Shorten it, or raise --ctx-size.",
-            )
-        return PromptError(
-            f"the conversation is full: expected at most {cells - 1} tokens (the context holds {cells}), got {tokens}.",
-            "/reset starts over, --overflow drop forgets the oldest turns, --ctx-size sets a larger context.",
-        )
-
-    def _remember(self, answer: Answer, interrupted: bool) -> None:
-        if interrupted and not answer.text:
-            self.messages.pop()
-            self.console.note("(stopped before the answer began; your message is dropped; Ctrl-C again leaves)")
-            return
-        self.messages.append({"role": "assistant", "content": answer.text})
-        if interrupted:
-            self.console.note("(stopped) Ctrl-C again leaves.")
-        elif answer.finish_reason == "length" and len(answer.tokens) != self.limits.max_tokens:
-            next_time = "/reset starts over" if self.overflow == "stop" else "the next message drops the oldest turns"
-            self.console.note(f"(the context is full; {next_time})")
-        if self.person:
-            self.console.note(summary(self.engine.statistics))
-
-
-def without_oldest_turn(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """The messages without the oldest user message and what answered it, the system message kept; empty where there is
-    but one turn."""
-    starts = [i for i, message in enumerate(messages) if message["role"] == "user"]
-    return [*messages[: starts[0]], *messages[starts[1] :]] if len(starts) > 1 else []
 
 
 @click.command(cls=Command)
@@ -145,97 +45,66 @@ def without_oldest_turn(messages: Sequence[dict[str, str]]) -> list[dict[str, st
     show_default=True,
     help="When the conversation no longer fits into the context: stop, or drop the oldest turns.",
 )
+@option("Options", "--markdown", is_flag=True, help="Draw the Markdown of answers, block by block; on a terminal.")
+@option(
+    "Options",
+    "--show-drafts",
+    is_flag=True,
+    help="On a terminal: tokens that the drafter had proposed in green, those of n-gram matches in cyan; with NO_COLOR"
+    " underlined and bold.",
+)
+@hide_thinking_option
+@option("Options", "--no-history", is_flag=True, help="Keep nothing of what is typed in the cache directory.")
+@trace_option
 @quiet_option
 @answer_options
 @click.pass_obj
 def chat(console: Console, **flags: Any) -> None:
     """Talk with a model. Each line is a message; the conversation is remembered.
 
-    Ctrl-C ends an answer, a second Ctrl-C or Ctrl-D leaves. /reset forgets the conversation, /exit leaves. When lines
-    are piped in, each is a message and only the answers are printed.
+    A line that ends in a backslash goes on in the next one, Alt-Enter begins a new line, and what is pasted or stands
+    between two \"\"\" is one message. Ctrl-C ends an answer, a second Ctrl-C or Ctrl-D leaves.
+
+    /help lists the commands: /retry, /undo and /edit change what was said, /save and /load keep it in a file, /set and
+    /model change how it goes on. When lines are piped in, each is a message or a command and only the answers are
+    printed.
 
     \b
     Examples:
       eagle3 chat
       eagle3 chat --target llama.gguf --draft llama-eagle3.gguf --system "Answer briefly."
+      eagle3 chat --show-drafts --trace chat.html
       echo "Tell me a joke" | eagle3 chat
     """
     console.quiet, console.raw = flags["quiet"], flags["raw_output"]
     build.refuse_useless_flags(flags)
-    sampling, limits = build.sampling_settings(flags), build.limits(flags)
-    pair, runtime = build.pair_settings(flags), build.runtime_settings(flags)
     person = sys.stdin is not None and not stdin_is_piped()
-    with loaded(pair, runtime, console) as engine:
-        conversation = Conversation(engine, console, sampling, limits, flags["system"], person, flags["overflow"])
+    if not person and build.typed("no_history"):
+        raise OptionError("--no-history: has no effect where lines are piped in.", "Leave it out.")
+    sampling, limits, show = build.sampling_settings(flags), build.limits(flags), display(console, flags)
+    with LoadedPair(flags, console) as pair:
+        conversation = Conversation(
+            pair.engine, console, show, sampling, limits, flags["system"], person, flags["overflow"],
+            _trace(flags["trace"], pair.engine),
+        )  # fmt: skip
+        commands = Commands(conversation, pair)
         if person:
-            console.note(f"{pair.target.name}: Ctrl-C ends an answer, Ctrl-D leaves, /help lists the commands.")
-        for line in typed_lines(console, lambda: conversation.stopped) if person else stdin_lines():
-            if not _obey(line.strip(), conversation):
+            name = pair.settings.target.name
+            console.note(f"{name}: Ctrl-C ends an answer, Ctrl-D leaves, /help lists the commands.")
+            if show.legend:
+                console.note(show.legend)
+            lines = typed_lines(console, reader(console, not flags["no_history"]), lambda: conversation.stopped)
+        else:
+            lines = stdin_lines()
+        for line in lines:
+            if not commands.obey(line):
                 break
 
 
-def _obey(line: str, conversation: Conversation) -> bool:
-    """Run a command or answer a message; False ends the chat."""
-    conversation.stopped = False
-    if line == "/exit":
-        return False
-    if line == "/reset":
-        conversation.reset()
-        conversation.console.note("(forgotten)")
-    elif line == "/help":
-        conversation.console.report("\n".join(f"{name}  {text}" for name, text in COMMANDS.items()))
-    elif re.fullmatch(r"/[a-z]+", line):
-        message = f"{line}: no such command. There are {', '.join(COMMANDS)}."
-        if not conversation.person:
-            raise InputError(message)
-        conversation.console.error(message)
-    elif line:
-        conversation.turn(line)
-    return True
+def _trace(path: Path | None, engine: Engine) -> Trace | None:
+    """The page of the whole conversation, where one is wanted."""
+    if path is None:
+        return None
+    from ..trace import Trace
 
-
-def never() -> bool:
-    return False
-
-
-def typed_lines(console: Console, stopped: Callable[[], bool] = never) -> Iterator[str]:
-    """Lines from the terminal until Ctrl-D; KeyboardInterrupt for a second Ctrl-C in a row.  stopped: was there one
-    since the last line?"""
-    edits = sys.stdout is not None and sys.stdout.isatty()  # else input() would put its mark into the answers
-    if edits:
-        _line_editing()
-    interrupted = False
-    while True:
-        try:
-            line = clean(_ask(console, edits), "your message")
-        except EOFError:
-            console.report("")
-            return
-        except KeyboardInterrupt:
-            console.report("")
-            if interrupted:
-                raise
-            interrupted = True
-            console.note("(Ctrl-C again or Ctrl-D leaves)")
-            continue
-        except (InputError, UnicodeDecodeError) as error:
-            console.error(str(error))
-            continue
-        yield line
-        interrupted = stopped()
-
-
-def _ask(console: Console, edits: bool) -> str:
-    if edits:
-        return input(MARK)
-    console.prompt_mark(MARK)
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line
-
-
-def _line_editing() -> None:
-    """Arrow keys and history in input(), where Python has them."""
-    with suppress(ImportError):
-        import readline  # noqa: F401
+    return Trace(path, engine.decoder.model.piece)

@@ -12,6 +12,7 @@ from ..console import Console
 from ..convert import AUX_CONVENTIONS
 from ..convert.ggml_types import OUTTYPES
 from ..errors import OptionError
+from ..registry import target_path
 from ..settings import FEEDBACK
 from .options import Command, option, quiet_option
 
@@ -26,6 +27,7 @@ HEADINGS = ("source", "shape", "type", "gguf", "shape", "type", "transform")
 @option(
     "Options",
     "--target",
+    variable="CONVERT",
     metavar="GGUF|DIR",
     help="The model that the drafter was trained for: its GGUF, or a folder with its config.json and tokenizer.",
 )
@@ -33,6 +35,7 @@ HEADINGS = ("source", "shape", "type", "gguf", "shape", "type", "transform")
 @option(
     "Options",
     "--outtype",
+    variable="CONVERT",
     type=click.Choice(OUTTYPES),
     metavar="TYPE",
     default="f16",
@@ -43,6 +46,7 @@ HEADINGS = ("source", "shape", "type", "gguf", "shape", "type", "transform")
 @option(
     "Options",
     "--aux-convention",
+    variable="CONVERT",
     type=click.Choice(AUX_CONVENTIONS),
     default="auto",
     show_default=True,
@@ -51,7 +55,7 @@ HEADINGS = ("source", "shape", "type", "gguf", "shape", "type", "transform")
 @option(
     "Options",
     "--feedback",
-    variable=False,
+    variable="CONVERT",
     type=click.Choice(FEEDBACK),
     default="auto",
     show_default=True,
@@ -83,7 +87,7 @@ def convert(console: Console, source: Path, **flags: Any) -> None:
 
     settings = ConvertSettings(
         source=source,
-        target=Path(flags["target"]).expanduser() if flags["target"] else None,
+        target=target_path(flags["target"]) if flags["target"] else None,
         output=Path(flags["output"] or default_output(source, flags["outtype"])),
         outtype=flags["outtype"],
         config=Path(flags["config"]) if flags["config"] else None,

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ..console import Console
+from ..registry import target_path
 from .convert import about
 from .options import Command, option
 
@@ -16,7 +17,9 @@ NOT_USABLE = 1
 
 @click.command(cls=Command)
 @click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
-@option("Options", "--target", metavar="GGUF|DIR", help="Check whether SOURCE is a drafter for this model.")
+@option(
+    "Options", "--target", variable=False, metavar="GGUF|DIR", help="Check whether SOURCE is a drafter for this model."
+)
 @option("Options", "--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_obj
 def inspect(console: Console, source: Path, **flags: Any) -> None:
@@ -33,7 +36,7 @@ def inspect(console: Console, source: Path, **flags: Any) -> None:
     """
     from ..inspection import inspect as look
 
-    facts = look(source, Path(flags["target"]).expanduser() if flags["target"] else None)
+    facts = look(source, target_path(flags["target"]) if flags["target"] else None)
     if flags["as_json"]:
         console.document(facts)
     else:

@@ -1,15 +1,18 @@
-"""The flags that commands share, each with its default, its help and its EAGLE3_* variable.
+"""The flags that commands share, each with its default, its help and its EAGLE3_* variable; and what a command is here.
 
 Ranges are not checked here: settings.py does, once for every caller.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from ..errors import OptionError
 from ..prompt import clean
 from ..settings import CACHE_TYPES, FEEDBACK, FLASH_ATTENTION, RuntimeSettings, SamplingSettings
 
@@ -47,21 +50,61 @@ class DraftTokens(click.ParamType):
     """A number of tokens, or auto, which is None."""
 
     name = "number"
+    in_file = (int, str), 'a whole number or "auto"'  # types in the configuration file, and the words for them
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
         return None if value == "auto" else click.INT.convert(value, param, ctx)
 
 
 class Option(click.Option):
-    """An option that belongs under a heading of the help page."""
+    """An option that belongs under a heading of the help page.
 
-    def __init__(self, *args: Any, heading: str = "Options", **kwargs: Any) -> None:
+    shared   it means the same in every command that has it, so one variable and one line of the configuration file set
+             it for all of them
+    """
+
+    def __init__(self, *args: Any, heading: str = "Options", shared: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.heading = heading
+        self.heading, self.shared = heading, shared
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """Files, folders and registered models by what the help page calls the value."""
+        from ..completion import of_value
+
+        items = of_value(self.metavar or "", incomplete, names="--target" in self.opts)
+        return items or super().shell_complete(ctx, incomplete)
 
 
 class Command(click.Command):
-    """A command whose help page has its options under headings, in the order of their declaration."""
+    """A command whose help page has its options under headings, in the order of their declaration, and whose options
+    have their defaults from the configuration file."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        first_level = ctx.parent is not None and ctx.parent.parent is None
+        if first_level and ctx.default_map is None and not ctx.resilient_parsing:
+            ctx.default_map = self.configured(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def configured(self, ctx: click.Context, args: list[str]) -> dict[str, Any] | None:
+        """What the configuration file sets.  A help page is shown whatever is in that file, and tells the defaults that
+        are built in."""
+        from ..config import config_file, defaults, settable
+
+        path, help_option = config_file(), self.get_help_option(ctx)
+        if path is None or not settable(self):
+            return None
+        given = self.make_parser(ctx).parse_args(list(args))[0]
+        return None if help_option and help_option.name in given else defaults(path, ctx)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OptionError as error:
+            name = re.split("[:, ]", error.message, maxsplit=1)[0]
+            setter = set_by(ctx, lambda param: name in param.opts)
+            if setter:
+                error.hint = f"{setter} sets it. {error.hint or ''}".rstrip()
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -74,12 +117,28 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
 
-def option(heading: str, *names: str, variable: bool = True, **attrs: Any) -> Decorator[Any]:
-    """click.option with a heading and, unless it names this call's own input, an EAGLE3_ variable."""
+def option(heading: str, *names: str, variable: bool | str = True, **attrs: Any) -> Decorator[Any]:
+    """click.option with a heading and a variable: EAGLE3_NAME, which commands share; EAGLE3_TRAIN_NAME, by variable
+    "TRAIN", for what means something else in each; none for what names this call's own input or output."""
     if variable:
         long = next(name for name in names if name.startswith("--"))
-        attrs.update(envvar="EAGLE3_" + long[2:].replace("-", "_").upper(), show_envvar=True)
-    return click.option(*names, cls=Option, heading=heading, **attrs)
+        prefix = "EAGLE3" if variable is True else f"EAGLE3_{variable}"
+        attrs.update(envvar=f"{prefix}_{long[2:].replace('-', '_').upper()}", show_envvar=True)
+    return click.option(*names, cls=Option, heading=heading, shared=variable is True, **attrs)
+
+
+def set_by(ctx: click.Context, wanted: Callable[[click.Parameter], bool]) -> str | None:
+    """What has set a parameter, other than the command line: a variable or the configuration file, by name; None where
+    nothing has."""
+    for param in filter(wanted, ctx.command.params):
+        source = ctx.get_parameter_source(str(param.name))
+        if source is ParameterSource.ENVIRONMENT:
+            return str(param.envvar)
+        if source is ParameterSource.DEFAULT_MAP:
+            from ..config import config_file
+
+            return str(config_file())
+    return None
 
 
 def together(*decorators: Decorator[Any]) -> Decorator[F]:
@@ -197,6 +256,10 @@ answer_options: Decorator[Any] = together(
     raw_output_option, pair_options, draft_options, limit_options, sampling_options, form_options, runtime_options,
 )  # fmt: skip
 system_option: Decorator[Any] = option("Options", "--system", type=TEXT, metavar="TEXT", help="System message.")
+hide_thinking_option: Decorator[Any] = option(
+    "Options", "--hide-thinking", is_flag=True,
+    help="Leave out what a reasoning model thinks before it answers, which else goes to stderr.",
+)  # fmt: skip
 quiet_option: Decorator[Any] = option(
     "Options", "-q", "--quiet", is_flag=True, help="No progress and no notes on stderr."
 )

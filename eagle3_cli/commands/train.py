@@ -10,6 +10,7 @@ import click
 from ..console import Console
 from ..convert.ggml_types import OUTTYPES
 from ..errors import OptionError
+from ..registry import target_path
 from ..train.settings import COMPILE, ENGINES, LOSSES, OBJECTIVES, OPTIMISERS, PRECISIONS, TrainSettings
 from .build import runtime_settings
 from .options import Command, Decorator, option, quiet_option, runtime_options, together
@@ -19,11 +20,13 @@ STEPS, FILES = "Training", "The run"
 
 
 def _flag(heading: str, name: str, help: str, **attrs: Any) -> Decorator[Any]:
-    """An option of this command alone; None leaves the choice to TrainSettings, whose default the help shows."""
+    """An option of this command alone, with a variable unless it concerns one run; None leaves the choice to
+    TrainSettings, whose default the help shows."""
+    variable = name == "--json" or (name not in ("--data", "--force", "--dry-run") and "TRAIN")
     default = TrainSettings.__dataclass_fields__[name[2:].replace("-", "_")].default if name != "--json" else None
     if type(default) in (int, float, str) and "Default:" not in help:
         help += f" Default: {default:g}." if type(default) is float else f" Default: {default}."
-    return option(heading, name, variable=False, help=help, **attrs)
+    return option(heading, name, variable=variable, help=help, **attrs)
 
 
 def _number(heading: str, name: str, help: str, kind: type = int) -> Decorator[Any]:
@@ -90,7 +93,7 @@ step_options: Decorator[Any] = together(
     _number(STEPS, "--checkpoint-minutes", "Minutes between two saved states.", float),
 )  # fmt: skip
 file_options: Decorator[Any] = together(
-    option(FILES, "--target", required=True, metavar="GGUF|DIR",
+    option(FILES, "--target", variable="TRAIN", required=True, metavar="GGUF|DIR",
            help="The model that the drafter is for; a Hugging Face folder runs in transformers."),
     option(FILES, "-o", "--output", variable=False, required=True, metavar="DIR",
            help="Folder of the run; an unfinished run in it is continued."),
@@ -152,7 +155,7 @@ def train_settings(flags: dict[str, Any]) -> TrainSettings:
     given = {name: value for name, value in flags.items() if name in TrainSettings.__dataclass_fields__}
     given = {name: value for name, value in given.items() if value is not None and name not in _PATHS}
     return TrainSettings(
-        target=Path(flags["target"]).expanduser(),
+        target=target_path(flags["target"]),
         output=Path(flags["output"]).expanduser(),
         data=tuple(Path(path).expanduser() for path in flags["data"]),
         aux_layers=_layers(flags["aux_layers"]),

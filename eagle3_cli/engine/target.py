@@ -22,6 +22,16 @@ Features = Any
 ALL_ASK = np.ones(MAX_SEQUENCES, np.int8)  # output flags of a tree's rows
 
 
+def likelihood_at(address: int, vocabulary: int, token: int, most: int) -> Likelihood:
+    """Of a token, and the `most` likeliest ones.  address: of a row of logits, float [vocabulary]."""
+    count = min(max(most, 1), vocabulary)
+    ids, logps = np.empty((1, count), np.int32), np.empty((1, count), np.float32)
+    _native.topk(address, vocabulary, None, vocabulary, ids, logps, count)
+    row = (ctypes.c_float * vocabulary).from_address(address)
+    best = [(int(i), float(logp)) for i, logp in zip(ids[0], logps[0], strict=True) if i >= 0]
+    return Likelihood(best[0][1] + row[token] - row[best[0][0]], best[:most])
+
+
 class Target:
     """`past` counts the committed tokens: positions 0..past-1 of sequence 0, and nothing else between rounds."""
 
@@ -109,13 +119,7 @@ class Target:
 
     def likelihood(self, node: int, token: int, most: int) -> Likelihood:
         """Of a token after a node, and the `most` likeliest ones."""
-        address, vocabulary = self._logits(node), self.context.n_vocab
-        count = min(max(most, 1), vocabulary)
-        ids, logps = np.empty((1, count), np.int32), np.empty((1, count), np.float32)
-        _native.topk(address, vocabulary, None, vocabulary, ids, logps, count)
-        row = (ctypes.c_float * vocabulary).from_address(address)
-        best = [(int(i), float(logp)) for i, logp in zip(ids[0], logps[0], strict=True) if i >= 0]
-        return Likelihood(best[0][1] + row[token] - row[best[0][0]], best[:most])
+        return likelihood_at(self._logits(node), self.context.n_vocab, token, most)
 
     def logits(self, node: int) -> Any:
         """The logits after a node, float32 [n_vocab], a copy."""

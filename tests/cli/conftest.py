@@ -79,8 +79,9 @@ def command() -> Callable[..., list[str]]:
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    plain = {k: v for k, v in os.environ.items() if not k.startswith("EAGLE3_")}
-    return {**plain, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("EAGLE3_") or k == "EAGLE3_CACHE"}
+    # a terminal of a test does not tell where its cursor is
+    return {**plain, "PYTHONPATH": str(ROOT), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from eagle3_cli.engine.types import Piece, Statistics
+from eagle3_cli.engine.types import Likelihood, Piece, Statistics
 
 FOREVER = "<forever>"  # a script item: " word" every few milliseconds, until closed
 
@@ -30,7 +31,8 @@ class Terminal(io.StringIO):
 
 @dataclass
 class FakeEngine:
-    """Token ids of a text are its UTF-8 bytes.  script: per answer a list of texts, exceptions or callables."""
+    """Token ids of a text are its UTF-8 bytes.  script: per answer a list of texts, exceptions or callables; a text may
+    be a pair with what had proposed it."""
 
     script: list[Any]
     pair: Any = None
@@ -38,6 +40,8 @@ class FakeEngine:
     prompts: list[str] = field(default_factory=list)
     sampling: Any = None
     limits: Any = None
+    watch: Any = None
+    calls: list[Any] = field(default_factory=list)  # (sampling, limits) of every answer
     closed: bool = False
     answers_closed: int = 0
     statistics: Statistics = field(default_factory=Statistics)
@@ -80,9 +84,18 @@ class FakeEngine:
     def render(self, messages: list[dict[str, str]]) -> list[int]:
         return list("".join(f"<{m['role']}>{m['content']}" for m in messages).encode())
 
-    def stream(self, prompt: list[int], sampling: Any, limits: Any) -> Iterator[Piece]:
+    @property
+    def decoder(self) -> Any:
+        """Its model has the tokens: id 0 to 255 is a byte, any other prints nothing."""
+        model = SimpleNamespace(
+            piece=lambda token: bytes([token]) if token < 256 else b"", token_text=lambda token: f"<{token}>"
+        )
+        return SimpleNamespace(model=model, budget=None)
+
+    def stream(self, prompt: list[int], sampling: Any, limits: Any, watch: Any = None) -> Iterator[Piece]:
         self.prompts.append(bytes(prompt).decode())
-        self.sampling, self.limits = sampling, limits
+        self.sampling, self.limits, self.watch = sampling, limits, watch
+        self.calls.append((sampling, limits))
         self.statistics = Statistics(
             enabled=self.pair.draft is not None, reason=self.pair.no_draft, prompt_tokens=len(prompt), prefill_s=0.5
         )
@@ -97,10 +110,18 @@ class FakeEngine:
                     item()
                     continue
                 self._count()
-                yield Piece(item, 100 + self.statistics.completion_tokens)
+                token = 100 + self.statistics.completion_tokens
+                text, source = (item, 0) if isinstance(item, str) else item
+                yield Piece(text, token, source, likelihood=self._likelihood(token))
             yield Piece("", None, finish_reason="stop")
         finally:
             self.answers_closed += 1
+
+    def _likelihood(self, token: int) -> Likelihood | None:
+        """Where it is asked for: the token's own, and those of the token itself, of id 300 and of id 226."""
+        if self.watch is None or self.watch.likeliest is None:
+            return None
+        return Likelihood(-0.5, [(token, -0.5), (300, -1.5), (226, -2.5)][: self.watch.likeliest])
 
     def _expanded(self, items: list[Any]) -> Iterator[Any]:
         for item in items:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from eagle3_cli.commands.chat import typed_lines
+from eagle3_cli.commands.chat_input import reader, typed_lines
 from eagle3_cli.console import Console
 from eagle3_cli.errors import PromptError
 
@@ -82,13 +82,13 @@ def typing(eagle3, monkeypatch):
     def prepare(*lines):
         waiting = list(lines)
 
-        def ask(_console, _edits):
+        def ask(*_):
             line = waiting.pop(0) if waiting else EOFError()
             if isinstance(line, BaseException) or (isinstance(line, type) and issubclass(line, BaseException)):
                 raise line
             return line
 
-        monkeypatch.setattr("eagle3_cli.commands.chat._ask", ask)
+        monkeypatch.setattr("eagle3_cli.commands.chat_input._ask", ask)
         return eagle3
 
     return prepare
@@ -168,7 +168,8 @@ def test_marks_stay_out_of_a_redirected_answer(monkeypatch, capsys):
     from fake_engine import Terminal
 
     monkeypatch.setattr(sys, "stdin", Terminal("hi\n"))
-    assert list(typed_lines(Console())) == ["hi\n"]
+    console = Console()
+    assert list(typed_lines(console, reader(console, keep_history=False))) == ["hi"]
     assert capsys.readouterr().out == ""
 
 
@@ -199,6 +200,11 @@ class Screen:
                     raise AssertionError(f"ended without {text!r}: {self.seen!r}") from None
         self.seen = self.seen.split(text, 1)[1]
 
+    def wait_for_mark(self) -> None:
+        """Read until the editor waits for keys: it says that it takes pastes, and shows its mark."""
+        self.wait_for("\x1b[?2004h")
+        self.wait_for(">")
+
     def exit_code(self) -> int:
         for _ in range(300):
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -217,20 +223,34 @@ class Screen:
 @pytest.mark.parametrize(("leave", "code"), [("\x04", 0), ("/exit\r", 0), ("\x03\x03", 130)])
 def test_terminal_session(command, environment, leave, code):
     screen = Screen(command('[["<forever>"], ["second answer"]]', "chat"), environment)
-    screen.wait_for("> ")
+    screen.wait_for_mark()
     screen.type("hi\r")
     screen.wait_for(" word word")
     screen.type("\x03")
     screen.wait_for("(stopped)")
-    screen.wait_for("> ")
+    screen.wait_for_mark()
     screen.type("more\r")
     screen.wait_for("second answer")
     screen.wait_for("tokens/s")
-    screen.wait_for("> ")
-    time.sleep(0.3)  # Python's readline loses a Ctrl-C between showing its prompt and waiting for keys
+    screen.wait_for_mark()
     screen.type(leave[0])
     if leave == "\x03\x03":
         screen.wait_for("again or Ctrl-D leaves")
-        time.sleep(0.3)
+        screen.wait_for_mark()
     screen.type(leave[1:])
     assert screen.exit_code() == code
+
+
+def test_a_dumb_terminal_gets_plain_lines(command, environment):
+    screen = Screen(command('[["one"], ["two"]]', "chat"), {**environment, "TERM": "dumb"})
+    screen.wait_for("> ")
+    screen.type("hi\\\n")
+    screen.wait_for(". ")
+    screen.type("there\n")
+    screen.wait_for("one")
+    screen.wait_for("> ")
+    screen.type("/undo\n")
+    screen.wait_for("(taken back: hi ...)")
+    screen.wait_for("> ")
+    screen.type("\x04")
+    assert screen.exit_code() == 0

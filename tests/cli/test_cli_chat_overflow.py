@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from eagle3_cli.__main__ import run
-from eagle3_cli.commands.chat import without_oldest_turn
+from eagle3_cli.conversation import without_oldest_turn
 
 LONG = "x" * 200
 
@@ -23,12 +23,12 @@ def typing(eagle3, monkeypatch):
     def chat(lines, *flags):
         waiting = list(lines)
 
-        def ask(_console, _edits):
+        def ask(*_):
             if not waiting:
                 raise EOFError
             return waiting.pop(0)
 
-        monkeypatch.setattr("eagle3_cli.commands.chat._ask", ask)
+        monkeypatch.setattr("eagle3_cli.commands.chat_input._ask", ask)
         return eagle3("chat", *flags)
 
     return chat

@@ -83,7 +83,9 @@ def test_choices_are_those_of_the_converter():
 
 
 def test_target_can_come_from_the_variable(eagle3, calls, monkeypatch):
-    monkeypatch.setenv("EAGLE3_TARGET", "t.gguf")
+    """Its own: the model that answers is not the one that a checkpoint belongs to."""
+    monkeypatch.setenv("EAGLE3_TARGET", "another.gguf")
+    monkeypatch.setenv("EAGLE3_CONVERT_TARGET", "t.gguf")
     assert eagle3("convert", "m", "-o", "d").code == 0
     assert calls[0].target == Path("t.gguf")
 

@@ -63,10 +63,12 @@ CHANGES = [
     (["--device", "cpu"], {"device": "cpu"}),
     (["--raw"], {"raw": True}),
     (["--system", "be brief"], {"system": "be brief"}),
+    (["--logprobs", "2"], {"logprobs": 2}),
 ]
 SPECIAL = {  # tested on their own
     "words", "prompt", "files", "as_json", "stats", "quiet", "raw_output", "no_draft", "grammar_file",
     "json_schema", "json_schema_file",
+    "messages", "batch", "output", "parallel", "hide_thinking", "trace",
 }  # fmt: skip
 
 
@@ -123,7 +125,7 @@ def test_json_prints_one_line_and_nothing_else(eagle3):
 
 def test_every_setting_has_a_variable_shown_in_help(eagle3):
     text = " ".join(eagle3("generate", "--help").out.split())
-    input_flags = {"words", "prompt", "files", "help"}
+    input_flags = {"words", "prompt", "files", "help", "messages", "batch", "output", "trace"}
     for param in generate.params:
         if param.name not in input_flags:
             assert isinstance(param, click.Option)
@@ -179,6 +181,7 @@ def test_pair_from_variables_can_be_answered_plainly(eagle3, monkeypatch):
         (["--grammar", " "], "--grammar: is empty"),
         (["--grammar-file", "/no/such"], "--grammar-file /no/such: No such file"),
         (["--json-schema", "@/no/such"], "--json-schema /no/such: No such file"),
+        (["--json-schema", __file__], f"hint: Give @{__file__} to read it"),
         (["--temp", "0", "--top-k", "5"], "--top-k: has no effect with --temp 0"),
         (["--temp", "0", "--top-p", "0.5"], "--top-p: has no effect with --temp 0"),
         (["--repeat-last-n", "5"], "--repeat-last-n: has no effect without --repeat-penalty"),

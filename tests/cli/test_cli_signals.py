@@ -8,7 +8,6 @@ import fcntl
 import io
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -153,7 +152,7 @@ def talk(listening, arguments, monkeypatch, capsys):
     def converse(place, times, *typed, number=signal.SIGINT):
         waiting, asked = list(typed), []
 
-        def ask(_console, _edits):
+        def ask(*_):
             line = waiting.pop(0) if waiting else EOFError()
             if isinstance(line, BaseException):
                 raise line
@@ -164,7 +163,7 @@ def talk(listening, arguments, monkeypatch, capsys):
 
             render = Engine.render
             patch.setattr(Engine, "render", lambda self, m: asked.append(list(m)) or render(self, m))
-            patch.setattr("eagle3_cli.commands.chat._ask", ask)
+            patch.setattr("eagle3_cli.commands.chat_input._ask", ask)
             patch.setattr(sys, "stdin", Terminal())
             strike(patch.setattr, place, number, times)
             code = run(arguments("chat"))
@@ -220,9 +219,8 @@ def test_other_signals_leave_the_chat(talk, number):
 def test_sigterm_at_the_prompt_leaves_the_terminal_in_order(command, environment):
     screen = Screen(command('[["hello"]]', "chat"), environment)
     before = termios.tcgetattr(screen.fd)[3]
-    screen.wait_for("> ")
-    while termios.tcgetattr(screen.fd)[3] & termios.ECHO:  # readline takes over
-        select.select([], [], [], 0.01)
+    screen.wait_for_mark()
+    assert not termios.tcgetattr(screen.fd)[3] & termios.ECHO
     os.kill(screen.pid, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(screen.pid, 0)[1]) == 143
     assert termios.tcgetattr(screen.fd)[3] == before
