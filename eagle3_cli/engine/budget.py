@@ -36,7 +36,10 @@ LOSS = 0.006  # of plain decoding's time that asking the drafter in vain may cos
 HOPELESS = 0.85  # gain below which less is risked
 LONGEST_PAUSE = 2048  # plain tokens between two drafted rounds
 HOPE_EVERY = 24  # rounds until one is chosen as if unmeasured widths were cheap; doubles each time
-PLAIN_EVERY = 64  # drafted rounds after which one is plain, so that the cost of one row stays known
+PLAIN_FIRST, PLAIN_EVERY = (
+    4,
+    64,
+)  # drafted rounds after which one row is measured again: at first, doubled up to the last
 WIDTHS = (1, 2, 3, 4, 6, 8, 10)  # rows of a level that are weighed against each other
 GIVE_UP = 2  # of them that may be no better than the best before
 AHEAD = 3  # levels that are looked ahead
@@ -188,7 +191,7 @@ class Budget:
         self._since_plain = self._since_hope = 0  # rounds since one was plain after a plain one; since a hopeful one
         self._after_plain = True
         self._plain_share = 1.0  # of recent rounds
-        self._hope_every = HOPE_EVERY
+        self._hope_every, self._plain_every = HOPE_EVERY, PLAIN_FIRST
         self.hindsight = Hindsight()
         self.begin(temperature_class)
 
@@ -216,10 +219,21 @@ class Budget:
             excess = min(max(seconds / target.seconds - 1.0, 0.0), 1.0)
             self.machine.switch += 0.1 * (excess - self.machine.switch)
         else:
-            target.learn(nodes + 1, seconds)
-        self._since_plain = 0 if plain and self._after_plain else self._since_plain + 1
+            self._learn_seconds(nodes + 1, seconds)
+        if not (plain and self._after_plain):
+            self._since_plain += 1
+        else:
+            if self._since_plain >= self._plain_every:
+                self._plain_every = min(2 * self._plain_every, PLAIN_EVERY)
+            self._since_plain = 0
         self._plain_share += 0.05 * (plain - self._plain_share)
         self._after_plain = plain
+
+    def _learn_seconds(self, rows: int, seconds: float) -> None:
+        """Where trees are the rule, a plain pass says what they cost in passes of one row, and so what drafting is
+        worth; without that a curve could take the cheapest tree for one row, and go on with it."""
+        moved = self.machine.target.learn(rows, seconds, fresh=rows == 1 and self._plain_share < 0.5)
+        self._worth.cost *= math.exp(-moved)
 
     def draft_cost(self, rows: int) -> float:
         """Of one pass of the drafter."""
@@ -244,7 +258,7 @@ class Budget:
         must not branch, so it is drafted or taken from the only match.
         """
         self.machine.at(context)
-        if self._since_plain >= PLAIN_EVERY or self.machine.target.level is None:
+        if self._since_plain >= self._plain_every or not self.machine.target.knows_one_row:
             limit, matches = TreeShape(1, 1, 0), ()
         left = self._pause_left()
         asks = ready and limit.nodes > 0 and left <= 0

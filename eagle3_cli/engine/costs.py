@@ -18,6 +18,7 @@ FAST, SLOW = 0.2, 0.05  # shares of a new observation in the level and, in the l
 OUTLIER = math.log(3.0)  # an observation further off is another program's doing, unless it happens again
 PATIENCE = 4  # outliers in a row that are believed
 UNSEEN = 0.75  # of what is foreseen, a width that was never measured is hoped to cost
+SURE = 0.15  # natural log by which a batch of one row has to be off to say something about others
 REACH = 0.3  # natural log of the ratio of two widths that learn from each other
 TRUSTED = 10.0  # observations of a width that count, at most
 MOVED = 0.03  # natural log by which what was observed has to move before the curve is computed anew ...
@@ -87,31 +88,49 @@ class Curve:
         """Widths that were measured, ascending."""
         return sorted(self._seen)
 
-    def learn(self, rows: int, seconds: float) -> None:
-        """A batch of so many rows took so long."""
+    def learn(self, rows: int, seconds: float, fresh: bool = False) -> float:
+        """A batch of so many rows took so long.
+
+        fresh: of one row, right after batches of more: if it is far off it tells what these cost as a ratio, and not
+        that the machine has become faster or slower.  Returns by how much one row's natural log moved against theirs.
+        """
         if not 1 <= rows <= WIDEST or seconds <= 0:
-            return
+            return 0.0
         expected = math.log(self.costs[rows])
         if self.level is None:
             self.level = math.log(seconds) - expected
         off = math.log(seconds) - self.level - expected
         correction, count = self._seen.get(rows, (expected - float(self._prior[rows - 1]), 0.0))
-        if count and abs(off) > OUTLIER:
+        if (count if rows > 1 else count >= FEW) and abs(off) > OUTLIER:
             self._outliers += 1
             if self._outliers > PATIENCE:  # again and again: the machine has changed, not the ratio
                 self.level += off
-            return
+            return 0.0
         self._outliers = 0
         self._seen[rows] = (correction, count + 1)
         if rows == 1:
-            self.level += FAST * off
-            return
+            early = count < FEW  # the first ones may pay for cold memory: the fastest of them counts
+            moved = min(off, 0.0) if early else FAST * off
+            self.level += moved
+            return self._anchor(moved) if fresh and abs(off) > SURE else 0.0
         self.level += FAST / 2 * off
         step = max(1 / (count + 1), SLOW) * off
         self._seen[rows] = (correction + step, count + 1)
         self._moved += abs(step)
         if count < FEW or self._moved > MOVED:
             self._costs = None
+        return 0.0
+
+    def _anchor(self, moved: float) -> float:
+        """The seconds of all other widths stay as they were before one row's moved."""
+        self._seen = {w: (c - moved * (w > 1), n) for w, (c, n) in self._seen.items()}
+        self._costs = None
+        return moved
+
+    @property
+    def knows_one_row(self) -> bool:
+        """Whether batches of one row were measured often enough since this was made or restored."""
+        return self._seen.get(1, (0.0, 0.0))[1] >= FEW
 
     def _corrections(self) -> Any:
         """[WIDEST] what is added to the logs of the prior: smooth through what was seen, and at a width that was seen
@@ -141,8 +160,8 @@ class Curve:
             or abs(level or 0.0) > 20
         ):
             raise ValueError("costs out of range")
-        # counts are cut, so that a machine that has changed is learned again
-        self._seen = {w: (correction, min(count, TRUSTED)) for w, (correction, count) in found.items()}
+        # counts are cut, so that a machine that has changed is learned again; one row's seconds at once
+        self._seen = {w: (correction, min(count, TRUSTED if w > 1 else 1)) for w, (correction, count) in found.items()}
         self.level, self._costs = level, None
 
 

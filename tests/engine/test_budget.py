@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from worlds import MOST, World, curve, decode, decode_fixed
 
 from eagle3_cli.engine.budget import BAND, LOSS, MARGIN, MARGIN_ALONE, Budget, Machine
-from eagle3_cli.engine.costs import CPU_DRAFTER_PRIOR, CPU_PRIOR, CPU_PRIORS, GPU_PRIOR, MOVED
+from eagle3_cli.engine.costs import CPU_DRAFTER_PRIOR, CPU_PRIOR, CPU_PRIORS, FEW, GPU_PRIOR, MOVED, WIDEST
 from eagle3_cli.engine.lookup import ALONE, BEST, Match
 from eagle3_cli.engine.tree import ROOT, Candidates, cut
 from eagle3_cli.settings import TreeShape
@@ -34,15 +35,55 @@ def budget(prior=CPU_PRIOR) -> Budget:
     return Budget(Machine(prior, CPU_DRAFTER_PRIOR))
 
 
+def know_one_row(learning: Budget, seconds: float = 0.01) -> None:
+    for _ in range(FEW):
+        learning.machine.target.learn(1, seconds)
+
+
 @pytest.mark.parametrize("name", WORLDS)
 def test_it_loses_nothing_and_is_about_as_good_as_the_best_fixed_tree(name):
-    """From a prior that knows little of the machine, learning included."""
+    """From a prior that knows little of the machine, learning included; mean of two texts."""
+    world, prior = WORLDS[name], GPU_PRIOR if name == "flat" else CPU_PRIOR
+    over_plain, over_best = 1.0, 1.0
+    for seed in (0, 1):
+        plain = decode_fixed(world, None, seed=seed).rate
+        best = max(plain, *(decode_fixed(world, shape, seed=seed).rate for shape in FIXED))
+        auto = decode(world, budget(prior), rounds=900, seed=seed).rate
+        over_plain, over_best = over_plain * auto / plain, over_best * auto / best
+    assert over_plain**0.5 >= 0.96
+    assert over_best**0.5 >= 0.94
+
+
+class Slow:
+    """Seconds of passes on a machine that has something else to do for so many of them, from the first one that counts
+    on."""
+
+    def __init__(self, verify, passes, factor, rows=WIDEST):
+        self.verify, self.left, self.factor, self.rows = verify, passes, factor, rows
+
+    def __call__(self, rows):
+        self.left -= 1
+        return self.verify(rows) * (self.factor if self.left >= 0 and rows <= self.rows else 1.0)
+
+
+@pytest.mark.parametrize("factor", [1.5, 2.5, 10.0])
+@pytest.mark.parametrize("passes", [1, 2, 40])
+@pytest.mark.parametrize("name", ["Q8_0, hard text", "Q4_1, mixed text", "Q4_0, mixed text"])
+def test_a_slow_start_does_not_make_trees_look_cheap(name, passes, factor):
+    """The first passes say what one row takes, and everything is counted in that."""
     world = WORLDS[name]
     plain = decode_fixed(world, None).rate
-    best = max(plain, *(decode_fixed(world, shape).rate for shape in FIXED))
-    auto = decode(world, budget(GPU_PRIOR if name == "flat" else CPU_PRIOR), rounds=900).rate
-    assert auto >= 0.96 * plain
-    assert auto >= 0.94 * best
+    learning = budget()
+    decode(replace(world, verify=Slow(world.verify, passes, factor)), learning, rounds=passes)
+    assert decode(world, learning, rounds=600).rate >= 0.95 * plain
+
+
+def test_when_one_row_becomes_cheaper_than_it_was_trees_are_given_up():
+    """As where another program ends that was in the way of plain passes alone."""
+    world = WORLDS["Q4_0, mixed text"]
+    learning = budget()
+    decode(replace(world, verify=lambda rows: max(world.verify(rows), 0.025)), learning, rounds=300)
+    assert decode(world, learning, rounds=600).rate >= 0.93 * decode_fixed(world, None).rate
 
 
 def test_a_prior_of_quite_another_machine_is_overcome():
@@ -80,7 +121,7 @@ def test_a_cliff_is_not_stepped_over():
 @given(st.lists(st.floats(0.01, 0.99), max_size=24), st.floats(0, 2), st.integers(0, 32), st.booleans())
 def test_the_cut_is_the_best_of_all_cuts(probabilities, spent, room, asks):
     learning = budget(CPU_PRIORS["Q4_0"])
-    learning.machine.target.learn(1, 0.01)
+    know_one_row(learning)
     made = learning.round(TreeShape(6, 6, 32), ready=asks)
     made.limit = TreeShape(6, 6, room)
     made.pool.add(ROOT, [(i, math.log(p)) for i, p in enumerate(probabilities)])
@@ -99,7 +140,7 @@ def test_the_cut_is_the_best_of_all_cuts(probabilities, spent, room, asks):
 
 def test_values_never_rise_along_a_path_wherever_a_node_comes_from():
     learning = budget()
-    learning.machine.target.learn(1, 0.01)
+    know_one_row(learning)
     made = learning.round(MOST, [Match(9, [1, 2, 3]), Match(2, [4, 5])])
     made.pool.add(ROOT, [(1, -0.1), (7, -3.0)])
     made.pool.add(0, [(2, -0.01), (8, -5.0)])
@@ -171,7 +212,7 @@ def test_what_was_learned_survives_a_file():
     again = Budget(other)
     assert again.gain == pytest.approx(learning.gain, rel=0.02)
     assert again.expects == learning.expects
-    assert list(other.target.costs) == pytest.approx(list(learning.machine.target.costs), rel=0.02)
+    assert list(other.target.costs) == pytest.approx(list(learning.machine.target.costs), rel=MOVED)
 
 
 def test_candidates_merge_what_both_sources_propose():
