@@ -40,13 +40,23 @@ LLAMA_ENV := CXXFLAGS="$(CXXFLAGS) -fno-tree-dse -fno-dse"
 LLAMA_PIP := --no-cache-dir
 endif
 
-.PHONY: demo test slow test-all train-demo reproduce bench benchmarks fuzz peer peer-speed peer-speculators lint help-pages sanitize clean
+.PHONY: demo test test-decoding test-the-rest slow test-all train-demo reproduce bench benchmarks fuzz peer peer-speed peer-speculators lint help-pages sanitize clean
 
 demo: $(VENV)/ready
 	$(BIN)/eagle3 demo
 
+# Two halves at a time, each on a core of its own: nothing that trains decodes the demo pair in the same process.
+DECODING := $(addprefix tests/,cli engine identity native targets trace)
+TWO_AT_A_TIME := -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+
 test: $(VENV)/torch
-	$(PYTEST)
+	$(MAKE) --no-print-directory $(TWO_AT_A_TIME) test-decoding test-the-rest
+
+test-decoding:
+	$(PYTEST) $(DECODING)
+
+test-the-rest:
+	$(PYTEST) $(addprefix --ignore=,$(DECODING))
 
 slow: $(VENV)/torch
 	$(PYTEST) -m slow -v

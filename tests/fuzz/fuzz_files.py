@@ -2,9 +2,9 @@
 
     python tests/fuzz/fuzz_files.py --count 20000 --seed 0
 
-GGUF headers, LoRA adapters, grammars, what budgets learned, prompts, conversations, cost curves.  A reader takes a file
-or raises an InputError, in bounded time and memory; what it takes can be used.  Anything else is printed with the
-number of its case, and the exit code is 1.  One case again: --first N --count 1.
+GGUF headers, LoRA adapters, grammars, what budgets learned, prompts, conversations, cost curves, and the small files of
+fuzz_texts.py.  A reader takes a file or raises an InputError, in bounded time and memory; what it takes can be used.
+Anything else is printed with the number of its case, and the exit code is 1.  One case again: --first N --count 1.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "engine")]
 
+import fuzz_texts  # noqa: E402
 import gguf  # noqa: E402
 import numpy as np  # noqa: E402
 import tiny  # noqa: E402
@@ -214,6 +215,12 @@ CASES = [
     *(Case("prompts.jsonl", edit, _read_prompts) for edit in (_edit_lines, mutate_bytes, _nest, _stretch)),
     *(Case("chats.jsonl", edit, _read_chats) for edit in (_edit_lines, mutate_bytes, _nest, _stretch)),
     *(Case("curve.json", edit, _read_curve) for edit in (_edit_json, mutate_bytes, _nest, _stretch)),
+    *(
+        Case(name, edit, read)
+        for name, read, by_line in fuzz_texts.READERS
+        for edit in (_edit_lines if by_line else _edit_json, mutate_bytes, _nest, _stretch)
+    ),
+    *(Case("config.toml", edit, fuzz_texts.read_config) for edit in (mutate_bytes, _stretch)),
     *(Case("chats.txt", edit, read) for edit in (mutate_bytes, _stretch) for read in (_read_text, _read_chats)),
 ]
 
@@ -249,6 +256,7 @@ def _materials(folder: Path) -> None:
     (folder / "chats.txt").write_bytes("\ufeffwhy is 1\r\nna\u00efve?\n\n\U0001f600\n".encode())
     costs = {"plain_ms": 30, "verify": {"1": 1.0, "64": 1.3}, "draft": {"1": 0.05, "16": 0.06}}
     (folder / "curve.json").write_text(json.dumps(costs))
+    fuzz_texts.write(folder)
 
 
 def _write_lora(path: Path, target: tiny.Config) -> None:

@@ -63,7 +63,7 @@ def describe(result):
 
 def test_greedy_answers_of_the_quantised_pair_are_near_those_of_plain_decoding(target):
     with contenders(target, RuntimeSettings(ctx_size=512), SHAPES) as pair:
-        result = check(pair, load_prompts(None)[:2], SHAPES, max_tokens=32)
+        result = check(pair, load_prompts(None)[:1], SHAPES, max_tokens=32)
     assert result.largest_gap < QUANTISED_GAP, describe(result)
 
 
