@@ -46,7 +46,7 @@ demo: $(VENV)/ready
 	$(BIN)/eagle3 demo
 
 # Two halves at a time, each on a core of its own: nothing that trains decodes the demo pair in the same process.
-DECODING := $(addprefix tests/,cli engine identity native targets trace)
+DECODING := $(addprefix tests/,cli identity native targets trace)
 TWO_AT_A_TIME := -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 test: $(VENV)/torch

@@ -80,11 +80,12 @@ def _own_file(handle: int) -> int:
 
 
 def _entries(lines: Sequence[bytes]) -> list[str]:
-    """The strings among the lines; what is no JSON string is passed over."""
+    """The strings among the lines; what is no JSON string, or has half a character, is passed over."""
     found = []
     for line in lines:
         with suppress(ValueError, RecursionError):
             entry = json.loads(line)
             if isinstance(entry, str):
+                entry.encode()
                 found.append(entry)
     return found

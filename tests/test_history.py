@@ -72,7 +72,7 @@ def test_a_place_that_takes_no_file_is_no_fault(place):
 
 def test_damaged_lines_are_passed_over(path):
     path.parent.mkdir()
-    path.write_bytes(b'"a"\n{"b": 1}\n\xff\xfe\n3\n' + b"[" * 50_000 + b'\n\n"c"\n"torn')
+    path.write_bytes(b'"a"\n"\\ud800"\n{"b": 1}\n\xff\xfe\n3\n' + b"[" * 50_000 + b'\n\n"c"\n"torn')
     assert HistoryFile(path).read() == ["a", "c"]
 
 
