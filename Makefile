@@ -40,23 +40,29 @@ LLAMA_ENV := CXXFLAGS="$(CXXFLAGS) -fno-tree-dse -fno-dse"
 LLAMA_PIP := --no-cache-dir
 endif
 
-.PHONY: demo test test-decoding test-the-rest slow test-all train-demo reproduce bench benchmarks fuzz peer peer-speed peer-speculators lint help-pages sanitize clean
+.PHONY: demo test test-commands test-engine test-the-rest slow test-all train-demo reproduce bench benchmarks fuzz peer peer-speed peer-speculators lint help-pages sanitize clean
 
 demo: $(VENV)/ready
 	$(BIN)/eagle3 demo
 
-# Two halves at a time, each on a core of its own: nothing that trains decodes the demo pair in the same process.
-DECODING := $(addprefix tests/,cli identity native targets trace)
-TWO_AT_A_TIME := -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+# Three parts at a time: nothing that trains decodes the demo pair in the same process.
+COMMANDS := $(addprefix tests/,cli identity native targets trace)
+AT_A_TIME := -j3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 test: $(VENV)/torch
-	$(MAKE) --no-print-directory $(TWO_AT_A_TIME) test-decoding test-the-rest
+	$(MAKE) --no-print-directory $(AT_A_TIME) test-commands test-engine test-the-rest
 
-test-decoding:
-	$(PYTEST) $(DECODING)
+# threads that wait by spinning would take the other parts' cores
+test-commands test-engine test-the-rest: export OMP_WAIT_POLICY := passive
+
+test-commands:
+	$(PYTEST) $(COMMANDS)
+
+test-engine:
+	$(PYTEST) tests/engine
 
 test-the-rest:
-	$(PYTEST) $(addprefix --ignore=,$(DECODING))
+	$(PYTEST) $(addprefix --ignore=,$(COMMANDS) tests/engine)
 
 slow: $(VENV)/torch
 	$(PYTEST) -m slow -v
