@@ -71,7 +71,7 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {error.strerror or error}.", REPAIR) from error
     except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, too long
-        raise FileError(f"{path}: expected TOML: {error}.", REPAIR) from error
+        raise FileError(f"{path}: expected TOML: {brief(error)}.", REPAIR) from error
 
 
 def defaults(path: Path, ctx: click.Context) -> dict[str, Any]:
@@ -130,7 +130,13 @@ def _commands(ctx: click.Context) -> dict[str, click.Command]:
 
 
 def _fault(path: Path, where: str, message: str, hint: str | None = None) -> FileError:
-    return FileError(f"{path}: {where}: {message}", hint or REPAIR)
+    return FileError(f"{path}: {brief(where)}: {brief(message, 400)}", hint or REPAIR)
+
+
+def brief(text: object, most: int = 100) -> str:
+    """The beginning of what a file says, for messages."""
+    shown = str(text)
+    return shown if len(shown) <= most else f"{shown[:most]}..."
 
 
 def _near(name: str, names: Iterable[str]) -> str | None:

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .config import file_bytes
+from .config import brief, file_bytes
 from .convert.output import replacing
 from .errors import FileError, InputError
 from .folders import config_folder
@@ -97,21 +97,23 @@ def _models(path: Path, value: Any) -> dict[str, Registered]:
         raise FileError(f'{path}: expected {{"format": {FORMAT}, "models": {{...}}}}, got something else.', REPAIR)
     if value.get("format") != FORMAT:
         raise FileError(
-            f"{path}: expected format {FORMAT}, got {value.get('format')}.", "Use the eagle3 that wrote it."
+            f"{path}: expected format {FORMAT}, got {brief(value.get('format'))}.", "Use the eagle3 that wrote it."
         )
     return {name: _model(path, name, fields) for name, fields in value["models"].items()}
 
 
 def _model(path: Path, name: str, fields: Any) -> Registered:
     if not is_name(name):
-        raise FileError(f"{path}: {name}: expected the name of a model.", REPAIR)
+        raise FileError(f"{path}: {brief(name)}: expected the name of a model.", REPAIR)
     if not isinstance(fields, dict) or not {"target", "draft"} == fields.keys():
         raise FileError(f"{path}: {name}: expected the keys target and draft.", REPAIR)
     target, draft = fields["target"], fields["draft"]
     if not (isinstance(target, str) and os.path.isabs(target)):
-        raise FileError(f"{path}: {name}: target: expected an absolute path, got {target!r}.", REPAIR)
+        raise FileError(f"{path}: {name}: target: expected an absolute path, got {brief(repr(target))}.", REPAIR)
     if not (draft is None or draft == LOOKUP or (isinstance(draft, str) and os.path.isabs(draft))):
-        raise FileError(f'{path}: {name}: draft: expected an absolute path, "lookup" or null, got {draft!r}.', REPAIR)
+        raise FileError(
+            f'{path}: {name}: draft: expected an absolute path, "lookup" or null, got {brief(repr(draft))}.', REPAIR
+        )
     return Registered(target, draft)
 
 
