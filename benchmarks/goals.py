@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from goals_document import document, replaced, sentence
 from script import exit_code
 
+from eagle3_cli import machine
 from eagle3_cli.bench.prompts import NAMES, TASKS, Prompt
 from eagle3_cli.bench.server import DEFAULT_TYPES, DRAFTER, is_url, speculation
 from eagle3_cli.console import Console, json_ready
@@ -62,10 +62,11 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace, console: Con
     _check_flags(parser, args)
     if not args.only_report:
         _measured(args, console)
-        if DUEL in args.part and not _results(args):
-            console.report("no document: it needs a result of all contenders.")
-            return
-    console.text("".join(f"{path}\n" for path in _reported(args)))
+    results = _results(args)
+    if not results and DUEL in args.part:
+        console.report("no document: it needs a result of all contenders.")
+        return
+    console.text("".join(f"{path}\n" for path in _reported(args, results)))
 
 
 # ---- flags ----------------------------------------------------------------------------------------------
@@ -216,26 +217,16 @@ def told(console: Console) -> Progress:
 
 def machine_description() -> str:
     """Processor, cores, memory and system, nothing that names the host."""
-    processor = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        memory = f", {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"
-    except (OSError, ValueError, StopIteration):  # another system than Linux
-        memory = ""
-    try:
-        system = platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (OSError, KeyError):
-        system = f"{platform.system()} {platform.release()}"
-    return f"{processor}, {os.cpu_count()} cores{memory}, {system}"
+    total = machine.memory().total
+    memory = f", {total / 2**30:.0f} GiB" if total is not None else ""
+    return f"{machine.processor()}, {os.cpu_count()} cores{memory}, {machine.system()}"
 
 
 # ---- the document ---------------------------------------------------------------------------------------
 
 
-def _reported(args: argparse.Namespace) -> list[Path]:
+def _reported(args: argparse.Namespace, results: Sequence[Mapping[str, Any]]) -> list[Path]:
     """Write the document, and the README's sentence if asked for, from all results in the folder."""
-    results = _results(args)
     if not results:
         raise FileError(f"{args.output}: expected results, got none.", "Leave out --only-report to measure first.")
     page = args.document or args.output / "benchmarks.md"

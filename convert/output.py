@@ -13,6 +13,19 @@ from pathlib import Path
 from ..errors import FileError
 
 
+def check_folder(output: Path, flag: str) -> None:
+    """FileError, which names the flag, unless a file can be made beside the output; better known before than after an
+    hour."""
+    try:
+        with tempfile.TemporaryFile(dir=output.parent):
+            pass
+    except OSError as error:
+        raise FileError(
+            f"{flag}: {output.parent}: expected a folder that can be written, got: {error.strerror or error}.",
+            "Create it, or name another.",
+        ) from error
+
+
 def check_space(output: Path, size: int) -> None:
     """FileError when the disk cannot hold size bytes more; better known before than after an hour."""
     free = shutil.disk_usage(output.parent).free
@@ -21,14 +34,16 @@ def check_space(output: Path, size: int) -> None:
 
 
 @contextlib.contextmanager
-def replacing(output: Path) -> Iterator[Path]:
+def replacing(output: Path, mode: int = 0o666) -> Iterator[Path]:
     """A path to write to; on a clean exit its content becomes the output, otherwise it vanishes.
+
+    mode    of a file that is new, as for `os.open`; 0o600 keeps it private
 
     Linux writes to a file without a name, which not even SIGKILL can leave behind.  Elsewhere it is a hidden file
     beside the output.  A symbolic link at the output is replaced, not followed.
     """
     try:
-        with _nameless(output) or _hidden(output) as path:
+        with _nameless(output, mode) or _hidden(output, mode) as path:
             yield path
     except OSError as error:
         if error.filename is None or str(error.filename).startswith("/proc/") or str(error.filename).endswith(".part"):
@@ -37,10 +52,10 @@ def replacing(output: Path) -> Iterator[Path]:
     _sync(output.parent)
 
 
-def _nameless(output: Path) -> contextlib.AbstractContextManager[Path] | None:
+def _nameless(output: Path, mode: int) -> contextlib.AbstractContextManager[Path] | None:
     """None where the system or the file system has no such files."""
     try:
-        handle = os.open(output.parent, os.O_TMPFILE | os.O_RDWR, 0o666)
+        handle = os.open(output.parent, os.O_TMPFILE | os.O_RDWR, mode)
     except (AttributeError, OSError):
         return None
     path = Path(f"/proc/{os.getpid()}/fd/{handle}")
@@ -79,7 +94,7 @@ def _link(path: Path, name: Path) -> None:
 
 
 @contextlib.contextmanager
-def _hidden(output: Path) -> Iterator[Path]:
+def _hidden(output: Path, mode: int) -> Iterator[Path]:
     handle, name = tempfile.mkstemp(prefix=f".{output.name}.", suffix=".part", dir=output.parent)
     os.close(handle)
     temporary = Path(name)
@@ -87,7 +102,7 @@ def _hidden(output: Path) -> Iterator[Path]:
         yield temporary
         mask = os.umask(0)
         os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
+        temporary.chmod(mode & ~mask)
         os.replace(temporary, output)
     except BaseException:
         temporary.unlink(missing_ok=True)

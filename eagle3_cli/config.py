@@ -24,10 +24,9 @@ from typing import Any
 import click
 
 from .errors import FileError, InputError
-from .folders import config_folder
+from .folders import config_folder, file_bytes
 
 VARIABLE = "EAGLE3_CONFIG"
-LARGEST = 1 << 20  # bytes that are read
 REPAIR = f"Correct the file, or name another one with {VARIABLE}."
 
 
@@ -48,16 +47,6 @@ def config_file() -> Path | None:
 
 
 # ---- what it says ------------------------------------------------------------------------------------------
-
-
-def file_bytes(path: Path, most: int = LARGEST) -> bytes:
-    """A small file's content.  OSError as `open` has it, ValueError where there is more.  Does not wait for the other
-    end of a pipe."""
-    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
-        data = file.read(most + 1) or b""
-    if len(data) > most:
-        raise ValueError(f"expected at most {most >> 20} MiB, got more")
-    return data
 
 
 def read(path: Path) -> dict[str, Any]:

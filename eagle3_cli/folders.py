@@ -1,4 +1,4 @@
-"""Where this user's files are: configuration and cache, as the system has places for them.
+"""Where this user's files are, configuration and cache, as the system has places for them; and how they are read.
 
 For a user without a home, as in some containers, both are below the null device, where nothing can be.
 """
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 NAME = "eagle3"
+LARGEST = 1 << 20  # bytes of a file of these that is read at all
 
 
 def config_folder() -> Path:
@@ -29,6 +30,16 @@ def cache_folder() -> Path:
         return _system_cache() / NAME
     except RuntimeError:
         return Path(os.devnull)
+
+
+def file_bytes(path: Path, most: int = LARGEST) -> bytes:
+    """A small file's content.  OSError as `open` has it, ValueError where there is more.  Does not wait for the other
+    end of a pipe."""
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
+        data = file.read(most + 1) or b""
+    if len(data) > most:
+        raise ValueError(f"expected at most {most >> 20} MiB, got more")
+    return data
 
 
 def _system_config() -> Path:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from .convert.output import replacing
 
 NAME = "chat_history.jsonl"
 LARGEST = 1 << 20  # bytes that are read; a larger file is cut to them
@@ -38,8 +39,8 @@ class HistoryFile:
             return []
         if size > LARGEST:
             del lines[0]  # a part of one
-            with suppress(OSError):
-                self._replace(lines)
+            with suppress(OSError), replacing(self.path, 0o600) as temporary:
+                temporary.write_bytes(b"\n".join(lines))
         return _entries(lines)
 
     def add(self, text: str) -> None:
@@ -52,17 +53,6 @@ class HistoryFile:
             with open(handle, "ab", buffering=0) as file:
                 _own_file(handle)
                 file.write(json.dumps(text).encode() + b"\n")
-
-    def _replace(self, lines: Sequence[bytes]) -> None:
-        """Put a file with these lines in its place: like `replacing` of convert/output.py, but for the user alone."""
-        handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".part", dir=self.path.parent)
-        try:
-            with open(handle, "wb") as file:
-                file.write(b"\n".join(lines))
-            os.replace(name, self.path)
-        except BaseException:
-            os.unlink(name)
-            raise
 
 
 def _own_file(handle: int) -> int:

@@ -12,10 +12,8 @@ from typing import Any
 
 from .gguf_file import GgufFile
 from .model_files import target_files
-from .settings import PairSettings, RuntimeSettings, TreeShape
+from .settings import DEFAULT_CONTEXT, DRAFTER_ROWS, PairSettings, RuntimeSettings, TreeShape, context_cells
 
-DEFAULT_CONTEXT = 8192  # cells where nobody names a number and the model was trained with more
-DRAFTER_ROWS = 128  # rows of the drafter's batches
 FLOAT = 4
 PROGRAM = 120_000_000  # Python, numpy, the libraries and their graphs: measured
 BYTES_PER_VALUE = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
@@ -54,7 +52,7 @@ class Needs:
 def of_pair(pair: PairSettings, runtime: RuntimeSettings, on_gpu: bool) -> Needs:
     """Of both models and the adapters.  FileError for a header that does not say enough."""
     target, shape = read_sizes(pair.target), pair.tree(on_gpu)
-    cells = runtime.ctx_size or min(target.context, DEFAULT_CONTEXT)
+    cells = context_cells(runtime.ctx_size, target.context)
     flash = runtime.flash_attention(on_gpu) != "off"
     files = [*target_files(pair.target), *([pair.draft] if pair.draft else []), *(lora.path for lora in pair.loras)]
     weights = sum(path.stat().st_size for path in files)

@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .config import brief, file_bytes
+from .config import brief
 from .convert.output import replacing
 from .errors import FileError, InputError
-from .folders import config_folder
+from .folders import config_folder, file_bytes
 
 FORMAT = 1
 LOOKUP = "lookup"  # as a draft: n-gram matches alone

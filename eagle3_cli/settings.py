@@ -20,6 +20,8 @@ FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 FEEDBACK = ("auto", "pre", "post")  # what a drafter step hands on: its output before or after the final norm
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ: a context with more cannot be made
 MOST_LEVELS = 64  # of a draft tree
+DEFAULT_CONTEXT = 8192  # tokens of context where nobody names a number and the target was trained with more
+DRAFTER_ROWS = 128  # rows of one drafter batch: its logits cover the target's vocabulary, for every row
 C_INT_MAX = 2**31 - 1
 
 
@@ -124,7 +126,7 @@ CPU_TREE = TreeShape(depth=6, width=6, nodes=32)
 class RuntimeSettings:
     """How llama.cpp runs both models.
 
-    ctx_size    KV cells per model; 0 is the target's trained context, at most 8192
+    ctx_size    KV cells per model; 0 is the target's trained context, at most `DEFAULT_CONTEXT`
     batch       rows of one prompt chunk
     threads     0 is the number of physical cores
     gpu_layers  layers of each model on the GPU; None is all of them where there is a GPU
@@ -252,6 +254,11 @@ class Limits:
             check_range("--max-tokens", self.max_tokens, 1)
         if "" in self.stop:
             raise OptionError("--stop: expected a non-empty string.")
+
+
+def context_cells(ctx_size: int | None, trained: int) -> int:
+    """Tokens of context.  ctx_size: as asked for, 0 or None where nobody did; trained: the target's own."""
+    return ctx_size or min(trained, DEFAULT_CONTEXT)
 
 
 def as_dict(settings: Any) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import itertools
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .convert.output import check_folder, replacing
 from .errors import FileError
 
 if TYPE_CHECKING:
@@ -87,7 +87,6 @@ class Trace:
 
     def write(self) -> None:
         """Write the page, complete or not at all; nothing where no answer began.  FileError where it cannot be."""
-        from .convert.output import replacing
         from .trace_data import data_of
         from .trace_page import page
 
@@ -117,14 +116,7 @@ def check_writable(path: Path) -> None:
             f"--trace: {path}: expected a new file or an earlier trace, found another file.",
             "Give another name, or remove it first.",
         )
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise FileError(
-            f"--trace: {path.parent}: expected a folder that can be written, got: {error.strerror or error}.",
-            "Create it, or name another.",
-        ) from error
+    check_folder(path, "--trace")
 
 
 def _is_page(path: Path) -> bool:

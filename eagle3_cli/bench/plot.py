@@ -7,7 +7,6 @@ so that it reads the same on a dark page; all numbers are in the description tha
 from __future__ import annotations
 
 import io
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from ..convert.output import replacing
+from ..convert.output import check_folder, replacing
 from ..errors import FileError, OptionError
 from .breakdown import Costs
 from .report import Row
@@ -60,14 +59,7 @@ def check(path: Path) -> None:
         raise OptionError(f"--plot: expected a file name that ends in .svg, got {path}.")
     if path.is_dir():
         raise FileError(f"--plot: {path}: is a directory, expected a file name.")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise FileError(
-            f"--plot: {path.parent}: expected a folder that can be written, got: {error.strerror or error}.",
-            "Create it, or name another.",
-        ) from error
+    check_folder(path, "--plot")
 
 
 def draw(path: Path, table: Sequence[Row], tasks: Sequence[Row], learned: Costs | None) -> None:

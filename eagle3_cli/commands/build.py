@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,12 @@ def strength(name: str) -> int:
 
 
 def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return "--json" if name == "as_json" else "--" + name.replace("_", "-")
 
 
-# flags, what makes them useless, the words for it, the flag that does
-_USELESS: list[tuple[tuple[str, ...], Callable[[Flags], bool], str, str]] = [
+Useless = tuple[tuple[str, ...], Callable[[Flags], bool], str, str]
+"""Flags, what makes them useless, the words for it, the flag that does."""
+_USELESS: list[Useless] = [
     ((*SHAPE, "draft_threads", "feedback", "no_lookup"), lambda f: f["no_draft"], "with --no-draft", "no_draft"),
     (
         ("draft_width", "draft_threads", "feedback", "no_lookup"),
@@ -78,11 +79,12 @@ _USELESS: list[tuple[tuple[str, ...], Callable[[Flags], bool], str, str]] = [
 ]
 
 
-def refuse_useless_flags(flags: Flags) -> None:
-    """OptionError for the first typed flag that another flag makes useless, wherever that one is set."""
+def refuse_useless_flags(flags: Flags, more: Sequence[Useless] = ()) -> None:
+    """OptionError for the first typed flag that another flag makes useless, wherever that one is set.  more: rules of
+    the command's own."""
     pair = _named(flags)
     flags = {**flags, "draft": pair.draft, "no_draft": pair.no_draft is not None}
-    for names, useless, words, cause in _USELESS:
+    for names, useless, words, cause in (*_USELESS, *more):
         for name in names:
             if name in flags and typed(name) and useless(flags):
                 setter = _setter(cause)

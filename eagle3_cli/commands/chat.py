@@ -1,11 +1,10 @@
 """`eagle3 chat`: turns on a terminal, or one turn per line of a pipe.
 
-    chat_input.py     what is typed; chat_editor.py: the editor on a capable terminal
-    chat_commands.py  what a line does: a message or a command; chat_settings.py, chat_stats.py: /set and /stats
-    chat_model.py     the loaded pair, and another one in its place
-    chat_show.py      what an answer looks like
-
-The messages and the turns are in ../conversation.py.
+chat_input.py     what is typed; chat_editor.py: the editor on a capable terminal
+chat_commands.py  what a line does: a message or a command; chat_settings.py, chat_stats.py: /set and /stats
+chat_model.py     the loaded pair, and another one in its place
+chat_show.py      what an answer looks like
+conversation.py   the messages and the turns
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import Console
-from ..conversation import Conversation
 from ..errors import OptionError
 from ..prompt import stdin_is_piped, stdin_lines
 from . import build
@@ -26,6 +24,7 @@ from .chat_commands import Commands
 from .chat_input import reader, typed_lines
 from .chat_model import LoadedPair
 from .chat_show import display
+from .conversation import Conversation
 from .options import Command, answer_options, hide_thinking_option, option, quiet_option, system_option
 from .trace_option import trace_option
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from .. import sessions
-from ..conversation import Conversation
 from ..errors import FileError, InputError
 from ..interrupt import gentle_interrupt
 from ..prompt import clean
 from . import chat_settings, chat_stats
+from .conversation import Conversation
 
 if TYPE_CHECKING:
     from .chat_model import LoadedPair

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from ..console import Console
-from ..conversation import never
 from ..errors import InputError
 from ..prompt import clean
 from .chat_commands import QUOTES
+from .conversation import never
 
 MARK, MORE = "> ", ". "
 BACKSLASH = "\\"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +35,17 @@ if TYPE_CHECKING:
 INPUT, MANY = "Prompt", "Many prompts"
 _LINE = '{"prompt": "..."} or {"messages": [...]}'
 
-# flags, what makes them useless, the words for it
-_USELESS: list[tuple[tuple[str, ...], Callable[[Mapping[str, Any]], bool], str]] = [
-    (("output", "parallel"), lambda f: f["batch"] is None, "without --batch"),
-    (("as_json",), lambda f: f["batch"] is not None, "with --batch, which prints one JSON document per line anyway"),
-    (("trace",), lambda f: f["batch"] is not None, "with --batch"),
-    (("logprobs",), lambda f: not f["as_json"] and f["batch"] is None, "without --json or --batch"),
-    (("hide_thinking", "messages"), lambda f: f["raw"], "with --raw, which leaves the chat template out"),
+_USELESS: list[build.Useless] = [
+    (("output", "parallel"), lambda f: f["batch"] is None, "without --batch", "batch"),
+    (
+        ("as_json",),
+        lambda f: f["batch"] is not None,
+        "with --batch, which prints one JSON document per line anyway",
+        "batch",
+    ),
+    (("trace",), lambda f: f["batch"] is not None, "with --batch", "batch"),
+    (("logprobs",), lambda f: not f["as_json"] and f["batch"] is None, "without --json or --batch", "as_json"),
+    (("hide_thinking", "messages"), lambda f: f["raw"], "with --raw, which leaves the chat template out", "raw"),
 ]
 
 
@@ -120,22 +124,13 @@ def generate(console: Console, words: tuple[str, ...], **flags: Any) -> None:
       eagle3 generate --raw "Once upon a time" --target llama.gguf --draft llama-eagle3.gguf --stats
     """
     console.quiet, console.raw = flags["quiet"], flags["raw_output"]
-    build.refuse_useless_flags(flags)
-    _refuse_useless_flags(flags)
+    build.refuse_useless_flags(flags, _USELESS)
     if flags["logprobs"] is not None:
         check_range("--logprobs", flags["logprobs"], 0, MOST)
     if flags["batch"] is not None:
         _answer_batch(console, words, flags)
     else:
         _answer_one(console, words, flags)
-
-
-def _refuse_useless_flags(flags: Mapping[str, Any]) -> None:
-    for names, useless, why in _USELESS:
-        for name in names:
-            if build.typed(name) and useless(flags):
-                spelt = "--json" if name == "as_json" else build.flag(name)
-                raise OptionError(f"{spelt}: has no effect {why}.", "Leave one of them out.")
 
 
 # ---- one answer -------------------------------------------------------------------------------------------

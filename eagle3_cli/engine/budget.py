@@ -36,10 +36,8 @@ LOSS = 0.006  # of plain decoding's time that asking the drafter in vain may cos
 HOPELESS = 0.85  # gain below which less is risked
 LONGEST_PAUSE = 2048  # plain tokens between two drafted rounds
 HOPE_EVERY = 24  # rounds until one is chosen as if unmeasured widths were cheap; doubles each time
-PLAIN_FIRST, PLAIN_EVERY = (
-    4,
-    64,
-)  # drafted rounds after which one row is measured again: at first, doubled up to the last
+PLAIN_FIRST = 4  # drafted rounds after which one row is measured again, so that its cost stays known; ...
+PLAIN_EVERY = 64  # ... doubled each time, up to so many
 WIDTHS = (1, 2, 3, 4, 6, 8, 10)  # rows of a level that are weighed against each other
 GIVE_UP = 2  # of them that may be no better than the best before
 AHEAD = 3  # levels that are looked ahead

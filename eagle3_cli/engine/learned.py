@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..convert.output import replacing
-from ..folders import cache_folder
+from ..folders import cache_folder, file_bytes
 from .budget import Machine
 
 FORMAT = 3
-LARGEST = 1 << 20  # bytes of a file that is read at all
 _READ = 1 << 20  # bytes of a model that tell it from others, with its size
 
 
@@ -40,7 +37,9 @@ def recall(path: Path, machine: Machine) -> bool:
     """Put what a file holds into a machine that knows nothing yet.  False, and it still knows nothing, where there is
     no file that can be used."""
     try:
-        kept = json.loads(_read_file(path).decode("utf-8"))
+        if not path.is_file():
+            return False
+        kept = json.loads(file_bytes(path).decode("utf-8"))
         if kept["format"] != FORMAT:
             return False
         machine.restore(kept["machine"])
@@ -48,18 +47,6 @@ def recall(path: Path, machine: Machine) -> bool:
         machine.forget()
         return False
     return True
-
-
-def _read_file(path: Path) -> bytes:
-    """OSError for whatever is no ordinary file, ValueError for one that is too large.  Waits for nobody, as it would
-    for the other end of a pipe."""
-    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{path}: is no ordinary file")
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise ValueError(f"{path}: is larger than what is kept there")
-    return data
 
 
 def keep(path: Path, machine: Machine) -> str | None:

@@ -19,6 +19,7 @@ from ..lora import Adapter, adapt, check_lora
 from ..model_files import DrafterInfo, check_target, read_drafter, target_files
 from ..probe import AMX_NOTE, amx_crashes
 from ..settings import (
+    DRAFTER_ROWS,
     FLASH_ATTENTION,
     MAX_SEQUENCES,
     MOST_LEVELS,
@@ -27,6 +28,7 @@ from ..settings import (
     RuntimeSettings,
     SamplingSettings,
     TreeShape,
+    context_cells,
 )
 from ..versions import versions
 from .budget import Budget, Machine
@@ -41,8 +43,6 @@ from .types import Piece, Statistics
 
 Progress = Callable[[str, float], None]
 
-DRAFTER_ROWS = 128  # rows of one drafter batch: its logits cover the target's vocabulary, for every row
-DEFAULT_CONTEXT = 8192
 FED_BACK = {"pre": "eagle3_prenorm-0", "post": "result_norm"}  # graph tensors of the decoder
 
 
@@ -269,7 +269,7 @@ class _Loader:
         return self.runtime.threads or physical_cores()
 
     def _target(self, model: Model, info: DrafterInfo | None, shape: TreeShape, recurrent: bool) -> Target:
-        cells = self.runtime.ctx_size or min(model.n_ctx_train, DEFAULT_CONTEXT)
+        cells = context_cells(self.runtime.ctx_size, model.n_ctx_train)
         rows = min(max(self.runtime.batch, shape.nodes + 1), cells)
         drafts = info is not None or self.lookup
         # one per leaf, and a spare one

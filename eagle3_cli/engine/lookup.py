@@ -15,6 +15,16 @@ ALONE, BEST, OTHER = range(3)  # a match among those of the same end
 CHECKED = 64  # most recent occurrences of the last `shortest` tokens that `find` looks at, at most 256
 
 
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    same = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        same += 1
+    return same
+
+
 @dataclass(frozen=True)
 class Match:
     """An earlier occurrence of the text's end.

@@ -20,9 +20,9 @@ from ..settings import Limits, SamplingSettings, TreeShape
 from .budget import Budget, Round
 from .calibration import temperature_class
 from .drafter import Drafter
-from .lookup import Lookup, Match
+from .lookup import Lookup, Match, common_length
 from .sampler import Sampler
-from .stream import TextStream
+from .stream import AnswerText
 from .target import Features, Target
 from .tree import ROOT, FixedShape, Policy, cut
 from .types import DRAFTED, NO_TREE, DraftTree, Likelihood, Piece, RoundRecord, Statistics, Verdict, Watch
@@ -102,11 +102,7 @@ class Decoder:
         At least the last token is computed, for its logits."""
         if self.budget is not None:
             self.target.captures = self.budget.expects
-        same = 0
-        for old, new in zip(self.committed, prompt[:-1], strict=False):
-            if old != new:
-                break
-            same += 1
+        same = common_length(self.committed, prompt[:-1])
 
         def seen(tokens: Sequence[int], features: Features | None) -> None:
             self.commit(tokens, features)
@@ -168,14 +164,12 @@ class _Answer:
     def __init__(
         self, decoder: Decoder, sampler: Sampler, limits: Limits, most: int, stats: Statistics, watch: Watch
     ) -> None:
-        self.decoder, self.sampler, self.limits, self.most, self.stats = decoder, sampler, limits, most, stats
+        self.decoder, self.sampler, self.most, self.stats = decoder, sampler, most, stats
         self.watch = watch
-        self.text = TextStream(decoder.model.piece, limits.stop)
-        self.emitted = 0
+        self.text = AnswerText(decoder.model.piece, decoder.model.is_end, limits, most)
         # of this round: text, token, finish reason, likelihood
         self.ready: list[tuple[str, int | None, str | None, Likelihood | None]] = []
         self.likelihood: Likelihood | None = None  # of the newest draw
-        self.finish_reason: str | None = None
         self.policy: Policy | None = None  # of the round in progress
         self.verify_s = 0.0  # of its pass of the target
 
@@ -189,7 +183,7 @@ class _Answer:
         stats.prefill_s = time.perf_counter() - started
         self._reset_clocks()
         yield from self._release(())
-        while self.finish_reason is None:
+        while self.text.finish_reason is None:
             started = time.perf_counter()
             try:
                 tree, verdict = self.round(root)
@@ -222,7 +216,7 @@ class _Answer:
     def _draft(self, root: int) -> DraftTree:
         """A tree no deeper than the answer can still get, and no larger than the cache has room for."""
         decoder = self.decoder
-        depth = self.most - self.emitted - 1
+        depth = self.most - self.text.emitted - 1
         nodes = decoder.cells - len(decoder.committed) - 1
         self.policy = policy = self._policy(root, max(depth, 0), max(nodes, 0))
         if policy is None:
@@ -266,24 +260,15 @@ class _Answer:
 
     def _ends(self, token: int) -> bool:
         """Take an emitted token; does the answer end with it?"""
-        if self.decoder.model.is_end(token) and not self.limits.ignore_eos:
-            self.finish_reason = "stop"
-            self.ready.append((self.text.finish(), None, "stop", None))
-            return True
-        self.emitted += 1
-        text = self.text.push(token)
-        if self.text.stopped:
-            self.finish_reason = "stop"
-        elif self.emitted >= self.most:
-            self.finish_reason = "length"
-            text += self.text.finish()
-        self.ready.append((text, token, self.finish_reason, self.likelihood))
-        return self.finish_reason is not None
+        text, emitted = self.text.take(token)
+        likelihood = self.likelihood if emitted is not None else None
+        self.ready.append((text, emitted, self.text.finish_reason, likelihood))
+        return self.text.finish_reason is not None
 
     def _release(self, sources: Sequence[int]) -> Iterator[Piece]:
         """Hand out the round's pieces; sources: of the first ones, which had been proposed."""
         ready, self.ready = self.ready, []
-        self.stats.completion_tokens = self.emitted
+        self.stats.completion_tokens = self.text.emitted
         for i, (text, token, finish_reason, likelihood) in enumerate(ready):
             yield Piece(text, token, sources[i] if i < len(sources) else 0, finish_reason, likelihood)
 
@@ -291,9 +276,9 @@ class _Answer:
         decoder = self.decoder
         past = len(decoder.committed) - len(verdict.tokens)
         asked = self.policy is not None and self.policy.asks and decoder.drafter is not None
-        plain_s = decoder.budget.machine.target.seconds or None if decoder.budget is not None else None
+        plain_s = decoder.budget.machine.target.seconds if decoder.budget is not None else 0.0
         return RoundRecord(
-            decoder.committed[past], past, tree, verdict, asked, draft_s, self.verify_s, seconds, plain_s
+            decoder.committed[past], past, tree, verdict, asked, draft_s, self.verify_s, seconds, plain_s or None
         )
 
     def _learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import _native
-from ..context import DECODE, Context, not_numbers, target_settings
+from ..context import DECODE, Context, target_settings
 from ..errors import Eagle3Error, LlamaError
 from ..llama import Model
 from ..settings import Limits, RuntimeSettings, SamplingSettings
+from .lookup import common_length
 from .sampler import Sampler
-from .stream import TextStream
-from .target import likelihood_at
-from .types import Piece, Statistics
+from .stream import AnswerText
+from .target import greedy_at, likelihood_at
+from .types import Likelihood, Piece, Statistics
 
 MOST = 32  # prompts at a time that are chosen; whoever names a number may have more
 MARGIN = 1.25  # by which several at a time must be foreseen to be faster
@@ -74,27 +74,20 @@ class Outcome:
 
 @dataclass
 class _Writing:
-    """An answer in the making.  most: tokens that it may have."""
+    """An answer in the making."""
 
     outcome: Outcome
     sampler: Sampler
-    text: TextStream
-    most: int
+    text: AnswerText
 
-    def take(self, model: Model, token: int, likelihood: Any) -> bool:
+    def take(self, token: int, likelihood: Likelihood | None) -> bool:
         """Add a token that was drawn; whether the answer ends with it."""
-        limits, pieces = self.outcome.request.limits, self.outcome.pieces
-        if model.is_end(token) and not limits.ignore_eos:
-            pieces.append(Piece(self.text.finish(), None, finish_reason="stop"))
-            return True
-        statistics = self.outcome.statistics
-        statistics.completion_tokens += 1
-        text, reason = self.text.push(token), None
-        if self.text.stopped:
-            reason = "stop"
-        elif statistics.completion_tokens >= self.most:
-            text, reason = text + self.text.finish(), "length"
-        pieces.append(Piece(text, token, finish_reason=reason, likelihood=likelihood))
+        text, emitted = self.text.take(token)
+        reason = self.text.finish_reason
+        if emitted is None:
+            likelihood = None
+        self.outcome.pieces.append(Piece(text, emitted, finish_reason=reason, likelihood=likelihood))
+        self.outcome.statistics.completion_tokens = self.text.emitted
         return reason is not None
 
 
@@ -168,16 +161,13 @@ class Parallel:
         request = outcome.request
         prompt = list(request.prompt)
         sampler = Sampler(self.model, request.sampling, prompt, self.longest)
-        same = 0
-        for old, new in zip(slot.held, prompt[:-1], strict=False):
-            if old != new:
-                break
-            same += 1
+        same = common_length(slot.held, prompt[:-1])
         if same < len(slot.held):
             self._context.remove(slot.seq, same)
         slot.held, slot.ids = prompt[:same], prompt
         most = request.cells(self.longest) - len(prompt)
-        slot.writing = _Writing(outcome, sampler, TextStream(self.model.piece, request.limits.stop), most)
+        text = AnswerText(self.model.piece, self.model.is_end, request.limits, most)
+        slot.writing = _Writing(outcome, sampler, text)
         outcome.statistics.prompt_tokens, outcome.statistics.cached_tokens = len(prompt), same
 
     def _release(self, slot: _Slot) -> None:
@@ -232,9 +222,7 @@ class Parallel:
         try:
             address = self._context.logits() + 4 * n_vocab * rank
             if writing.sampler.is_argmax:
-                token = int(_native.argmax(address, n_vocab))
-                if token < 0:
-                    raise not_numbers(self._context.name)
+                token = greedy_at(address, n_vocab, self._context.name)
             else:
                 token = writing.sampler.draw(self._context, row)
             likelihood = None if likeliest is None else likelihood_at(address, n_vocab, token, likeliest)
@@ -243,7 +231,7 @@ class Parallel:
             slot.stop()
             return writing.outcome
         slot.ids.append(token)
-        if not writing.take(self.model, token, likelihood):
+        if not writing.take(token, likelihood):
             return None
         slot.stop()
         return writing.outcome

@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Sequence
 
+from ..settings import Limits
+
 
 class TextStream:
     """Releases text that can no longer change or be cut.
@@ -55,3 +57,34 @@ class TextStream:
                     longest = n
                     break
         return longest
+
+
+class AnswerText:
+    """One answer as text, token by token, and where it ends.
+
+    piece, is_end   of a token: the bytes it prints, and whether it ends an answer
+    most            tokens that there is room for
+    emitted         tokens so far, without the end token
+    finish_reason   None until the answer has ended: "stop" (end token or stop string) or "length"
+    """
+
+    def __init__(self, piece: Callable[[int], bytes], is_end: Callable[[int], bool], limits: Limits, most: int) -> None:
+        self._text, self._is_end = TextStream(piece, limits.stop), is_end
+        self._ignore_eos, self._most = limits.ignore_eos, most
+        self.emitted = 0
+        self.finish_reason: str | None = None
+
+    def take(self, token: int) -> tuple[str, int | None]:
+        """The characters that a token makes certain, and the token; None for an end token, which is no part of the
+        answer."""
+        if self._is_end(token) and not self._ignore_eos:
+            self.finish_reason = "stop"
+            return self._text.finish(), None
+        self.emitted += 1
+        text = self._text.push(token)
+        if self._text.stopped:
+            self.finish_reason = "stop"
+        elif self.emitted >= self._most:
+            self.finish_reason = "length"
+            text += self._text.finish()
+        return text, token

@@ -22,6 +22,15 @@ Features = Any
 ALL_ASK = np.ones(MAX_SEQUENCES, np.int8)  # output flags of a tree's rows
 
 
+def greedy_at(address: int, vocabulary: int, name: str) -> int:
+    """The greedy token.  address: of a row of logits, float [vocabulary].  LlamaError, which names the context, where
+    no number is the largest."""
+    token = int(_native.argmax(address, vocabulary))
+    if token < 0:
+        raise not_numbers(name)
+    return token
+
+
 def likelihood_at(address: int, vocabulary: int, token: int, most: int) -> Likelihood:
     """Of a token, and the `most` likeliest ones.  address: of a row of logits, float [vocabulary]."""
     count = min(max(most, 1), vocabulary)
@@ -112,10 +121,7 @@ class Target:
 
     def argmax(self, node: int) -> int:
         """The greedy token after a node."""
-        token = int(_native.argmax(self._logits(node), self.context.n_vocab))
-        if token < 0:
-            raise not_numbers(self.context.name)
-        return token
+        return greedy_at(self._logits(node), self.context.n_vocab, self.context.name)
 
     def likelihood(self, node: int, token: int, most: int) -> Likelihood:
         """Of a token after a node, and the `most` likeliest ones."""

@@ -18,12 +18,13 @@ import numpy as np
 
 from .. import _native
 from ..context import DECODE, Context, ContextSettings, target_settings
+from ..engine.lookup import common_length
 from ..engine.sampler import Sampler
 from ..llama import Model
-from ..settings import RuntimeSettings
-from .dialogue import AnswerSettings, Dialogue, Dialogues, Job, Writer, WriterProgress, Written, longest
+from ..settings import RuntimeSettings, context_cells
+from .dialogue import AnswerSettings, Dialogue, Dialogues, Job, Writer, WriterProgress, Written
 from .llama_states import load_model
-from .render import Renderer, common_length
+from .render import Renderer
 from .samples import Conversation
 
 
@@ -70,7 +71,7 @@ class AnswerWriter(Writer):
         self.model, on_gpu = load_model(path, runtime)
         self._owned: list[Model | Context] = [self.model]
         try:
-            self.renderer = Renderer(self.model, longest(runtime.ctx_size, self.model.n_ctx_train))
+            self.renderer = Renderer(self.model, context_cells(runtime.ctx_size, self.model.n_ctx_train))
             self._context = Context(self.model, "target", self._context_settings(runtime, on_gpu))
             self._owned.insert(0, self._context)
             self._slots = [_Slot(seq) for seq in range(settings.sequences)]

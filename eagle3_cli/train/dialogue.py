@@ -14,7 +14,6 @@ from itertools import islice
 
 import numpy as np
 
-from ..engine.load import DEFAULT_CONTEXT
 from ..errors import OptionError
 from ..settings import MAX_SEQUENCES, SamplingSettings
 from .render import NOTHING_LEFT, TOO_LONG, Renderer, Turn, Vocabulary, join_turns
@@ -136,11 +135,6 @@ class Writer(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def longest(ctx_size: int | None, trained: int) -> int:
-    """Tokens that a writer has room for.  ctx_size: as asked for; trained: the target's own context."""
-    return ctx_size or min(trained, DEFAULT_CONTEXT)
 
 
 def loop_start(tokens: list[int]) -> int | None:

@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from ..engine.load import tokenize_rendered
+from ..engine.lookup import common_length
 from ..errors import PromptError
 from ..llama import Model, render_chat
 from .samples import Conversation, Sample
@@ -227,13 +228,3 @@ class Renderer:
         if not found:
             raise PromptError(f"{self.model.path.name}: its chat template leaves out what was said ({content!r}).")
         return behind
-
-
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids both begin with."""
-    same = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        same += 1
-    return same

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from ..settings import RuntimeSettings, SamplingSettings
+from ..settings import RuntimeSettings, SamplingSettings, context_cells
 from .capture import TORCH_TYPES
 from .compiling import Worker
-from .dialogue import AnswerSettings, Dialogue, Dialogues, Job, Writer, WriterProgress, Written, longest
+from .dialogue import AnswerSettings, Dialogue, Dialogues, Job, Writer, WriterProgress, Written
 from .hf_tokenizer import HfTokenizer
 from .render import Renderer
 from .samples import Conversation
@@ -58,7 +58,7 @@ class TorchAnswerWriter(Writer):
         self.model = load_model(path, TORCH_TYPES[dtype]).to(self.device).eval()
         self.model.generation_config = _generation()  # its penalties and temperatures are not the law here
         trained = int(self.model.config.max_position_embeddings)
-        self.renderer = Renderer(tokenizer, longest(runtime.ctx_size, trained))
+        self.renderer = Renderer(tokenizer, context_cells(runtime.ctx_size, trained))
 
     def write(
         self, conversations: Iterable[Conversation], skip: int = 0, seen: Iterable[str] = ()

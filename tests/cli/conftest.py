@@ -95,3 +95,54 @@ def process(command: Callable[..., list[str]], environment: dict[str, str]) -> C
         return subprocess.run(command(script, *args), **settings)
 
     return run_it
+
+
+HEAVY = (
+    "numpy",
+    "gguf",
+    "llama_cpp",
+    "jinja2",
+    "torch",
+    "prompt_toolkit",
+    "rich",
+    "eagle3_cli._native",
+    "eagle3_cli.llama",
+)
+IMPORTED = f"""if True:
+    import sys
+    from eagle3_cli.__main__ import run
+    code = run(sys.argv[1:])
+    print(sorted({set(HEAVY)} & set(sys.modules)), file=sys.stderr)
+    sys.exit(code)
+"""
+
+
+@pytest.fixture
+def light(environment: dict[str, str]) -> Callable[..., str]:
+    """light(*args) -> stdout of a real process, which must end well, say nothing else and import no model code."""
+
+    def run_it(*args: str) -> str:
+        command = [sys.executable, "-c", IMPORTED, *args]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert (result.returncode, result.stderr) == (0, "[]\n")
+        return result.stdout
+
+    return run_it
+
+
+@pytest.fixture
+def typing(eagle3, monkeypatch):
+    """typing(*lines, flags=()) -> the result of a chat with a person who types these."""
+
+    def chat(*lines, flags=()):
+        waiting = list(lines)
+
+        def ask(*_):
+            if not waiting:
+                raise EOFError
+            return waiting.pop(0)
+
+        monkeypatch.setattr("eagle3_cli.commands.chat_input._ask", ask)
+        return eagle3("chat", *flags)
+
+    return chat

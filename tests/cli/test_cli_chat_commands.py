@@ -34,24 +34,6 @@ def piped(eagle3):
     return chat
 
 
-@pytest.fixture
-def typing(eagle3, monkeypatch):
-    """typing(lines, *flags) -> the result of a chat with a person who types these."""
-
-    def chat(*lines, flags=()):
-        waiting = list(lines)
-
-        def ask(*_):
-            if not waiting:
-                raise EOFError
-            return waiting.pop(0)
-
-        monkeypatch.setattr("eagle3_cli.commands.chat_input._ask", ask)
-        return eagle3("chat", *flags)
-
-    return chat
-
-
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 

@@ -11,27 +11,9 @@ import sys
 import pytest
 
 from eagle3_cli.__main__ import run
-from eagle3_cli.conversation import without_oldest_turn
+from eagle3_cli.commands.conversation import without_oldest_turn
 
 LONG = "x" * 200
-
-
-@pytest.fixture
-def typing(eagle3, monkeypatch):
-    """typing(lines, *flags) -> the result of a chat with a person who types these lines."""
-
-    def chat(lines, *flags):
-        waiting = list(lines)
-
-        def ask(*_):
-            if not waiting:
-                raise EOFError
-            return waiting.pop(0)
-
-        monkeypatch.setattr("eagle3_cli.commands.chat_input._ask", ask)
-        return eagle3("chat", *flags)
-
-    return chat
 
 
 # --- stop, the default ---------------------------------------------------------------------------------------------
@@ -55,7 +37,7 @@ def test_one_cell_more_is_enough(eagle3):
 
 def test_a_person_goes_on_and_the_message_that_did_not_fit_is_forgotten(typing, eagle3):
     eagle3.script = [["Hello world"], ["again"], ["new"]]
-    result = typing(["hi", "more", "yo", "/reset", "more"], "-c", "40")
+    result = typing("hi", "more", "yo", "/reset", "more", flags=("-c", "40"))
     assert (result.code, result.out) == (0, "Hello world\nagain\nnew\n")
     assert result.err.count("error: the conversation is full") == 1
     assert eagle3.engine.prompts == ["<user>hi", "<user>hi<assistant>Hello world<user>yo", "<user>more"]
@@ -79,7 +61,7 @@ def test_the_system_message_counts(eagle3):
 @pytest.mark.parametrize("overflow", ["stop", "drop"])
 def test_after_a_message_that_never_fits_the_conversation_is_as_it_was(typing, eagle3, overflow):
     eagle3.script = [["fine"], ["again"]]
-    result = typing(["hi", LONG, "yo"], "-c", "64", "--overflow", overflow)
+    result = typing("hi", LONG, "yo", flags=("-c", "64", "--overflow", overflow))
     assert (result.code, result.out) == (0, "fine\nagain\n")
     assert result.err.count("error: your message") == 1
     assert "dropped" not in result.err
@@ -99,7 +81,7 @@ def test_a_template_that_refuses_a_message_does_not_end_the_chat_of_a_person(typ
         return render(self, messages)
 
     monkeypatch.setattr(FakeEngine, "render", refusing)
-    result = typing(["no", "hi"])
+    result = typing("no", "hi")
     assert (result.code, result.out) == (0, "Hello world\n")
     assert "error: the template refuses." in result.err
     assert eagle3.engine.prompts == ["<user>hi"]
@@ -168,7 +150,7 @@ def test_what_was_stopped_is_dropped_with_its_message(typing, eagle3):
     import signal
 
     eagle3.script = [["Hello", lambda: os.kill(os.getpid(), signal.SIGINT), " wor", "ld"], ["again"]]
-    result = typing(["hi", "more"], "-c", "48", "--overflow", "drop")
+    result = typing("hi", "more", flags=("-c", "48", "--overflow", "drop"))
     assert result.code == 0
     assert eagle3.engine.prompts[1] == "<user>more"
 

@@ -23,8 +23,9 @@ from eagle3_cli import prompt
 from eagle3_cli.__main__ import run
 from eagle3_cli.engine.budget import Machine
 from eagle3_cli.engine.costs import CPU_DRAFTER_PRIOR, CPU_PRIOR
-from eagle3_cli.engine.learned import LARGEST, cache_folder, keep, recall
+from eagle3_cli.engine.learned import cache_folder, keep, recall
 from eagle3_cli.errors import FileError, LlamaError
+from eagle3_cli.folders import LARGEST
 
 sys.path.append(str(Path(__file__).parents[1] / "convert"))
 

@@ -18,7 +18,7 @@ from eagle3_cli.errors import Eagle3Error
 def way(request, monkeypatch):
     """Both ways of writing: Linux's files without a name, and what other systems do."""
     if request.param == "hidden":
-        monkeypatch.setattr("eagle3_cli.convert.output._nameless", lambda output: None)
+        monkeypatch.setattr("eagle3_cli.convert.output._nameless", lambda *_: None)
     return request.param
 
 

@@ -137,7 +137,7 @@ def test_loading_the_result_imports_nothing_from_the_current_directory(tmp_path,
 @pytest.mark.parametrize("dangling", [False, True])
 def test_a_link_is_replaced_and_its_target_stays(tmp_path, monkeypatch, precious, way, dangling):
     if way == "hidden":
-        monkeypatch.setattr("eagle3_cli.convert.output._nameless", lambda output: None)
+        monkeypatch.setattr("eagle3_cli.convert.output._nameless", lambda *_: None)
     output = tmp_path / "out"
     output.symlink_to(tmp_path / "nothing" if dangling else precious)
     with replacing(output) as path:

@@ -242,7 +242,7 @@ def test_one_more_level_needs_the_output_before_the_norm_as_feature(open_engine,
 
 
 def test_a_prompt_longer_than_the_drafters_batch_is_paired_without_a_gap(open_engine, tiny_target, tiny_drafters):
-    from eagle3_cli.engine.load import DRAFTER_ROWS
+    from eagle3_cli.settings import DRAFTER_ROWS
 
     prompt = [int(t) for t in np.random.default_rng(4).integers(0, tiny.END_OF_TEXT, 2 * DRAFTER_ROWS + 5)]
     engine = open_engine("narrow", (2, 3, 6), batch=DRAFTER_ROWS + 3)

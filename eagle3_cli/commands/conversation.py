@@ -7,17 +7,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .commands.answer import Answer, Engine, collect, summary, thoughtful, watching
-from .console import Console
-from .errors import FileError, InputError, PromptError
-from .interrupt import gentle_interrupt
-from .settings import Limits, SamplingSettings
+from ..console import Console
+from ..errors import FileError, InputError, PromptError
+from ..interrupt import gentle_interrupt
+from ..settings import Limits, SamplingSettings
+from .answer import Answer, Engine, collect, summary, thoughtful, watching
 
 if TYPE_CHECKING:
-    from .commands.chat_show import Display
-    from .engine.types import Piece
-    from .messages import Messages
-    from .trace import Trace
+    from ..engine.types import Piece
+    from ..messages import Messages
+    from ..trace import Trace
+    from .chat_show import Display
 
 ANSWER_SHARE = 4  # with overflow "drop" an answer gets this part of the context, or max_tokens if that is less
 
