@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -199,9 +200,14 @@ def test_a_pause_captures_nothing_but_its_last_tokens(open_auto, monkeypatch):
     engine = open_auto("random", lookup=False)
     budget, target = engine.decoder.budget, engine.decoder.target
     learn = budget.learn
-    monkeypatch.setattr(  # a wide batch is as dear as its rows one by one
-        budget, "learn", lambda made, tokens, nodes, *_: learn(made, tokens, nodes, 0.01 * (1 + nodes), 0.0)
-    )
+
+    def told(made: Any, tokens: Any, nodes: int, *_: float) -> None:
+        made.measured = made.spent  # whatever else this machine is doing
+        learn(made, tokens, nodes, 0.01 * (1 + nodes), 0.0)  # a wide batch is as dear as its rows one by one
+
+    monkeypatch.setattr(budget, "learn", told)
+    monkeypatch.setattr(budget.machine.drafter, "learn", lambda rows, seconds: None)
+    budget.machine.drafter.level = math.log(0.001)
     captured = []
     verify = target.verify
     monkeypatch.setattr(target, "verify", lambda *tree: (captured.append(target.captures), verify(*tree)))
