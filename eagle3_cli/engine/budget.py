@@ -179,8 +179,8 @@ class Budget:
     """Decides for one answer at a time; what it learns goes into a `Machine`.
 
     can_draft   whether there is a drafter
-    resting     so many rounds to come are plain unless long n-grams match: on a small target, weighing what cannot pay
-                costs a share of the time, and a few rounds say what all cost
+    resting     so many rounds to come are plain unless an n-gram match is `long_enough`: on a small target, weighing
+                what cannot pay costs a share of the time, and a few rounds say what all cost
     """
 
     def __init__(self, machine: Machine, can_draft: bool = True, temperature_class: str = "0") -> None:
@@ -199,7 +199,7 @@ class Budget:
         self._worth = self.machine.worth(temperature_class)
         self._calibration.begin()
         self.resting = self._rested = 0
-        self._long = 0.0  # tokens of the shortest match that may pay alone
+        self._long_enough: float | None = None
 
     # ---- costs, in passes of the target over one row
 
@@ -272,10 +272,6 @@ class Budget:
             made.threads = self.machine.threads.choose()
         return made
 
-    def rests(self, matches: Sequence[Match]) -> bool:
-        """Whether a round is plain without further thought."""
-        return self.resting > 0 and all(match.length < self._long for match in matches)
-
     @property
     def hopes(self) -> bool:
         """Whether this round is one of those that try what was never measured."""
@@ -294,8 +290,14 @@ class Budget:
         """How many tokens of a match are worth weighing; at least the first, to learn from."""
         return max(self._calibration.horizon(match), 1)
 
-    def _long_enough(self) -> float:
-        """Tokens of the shortest n-gram match that may pay alone."""
+    @property
+    def long_enough(self) -> float:
+        """Tokens of the shortest n-gram match that may pay alone; infinity where none does."""
+        if self._long_enough is None:
+            self._long_enough = self._shortest_that_pays()
+        return self._long_enough
+
+    def _shortest_that_pays(self) -> float:
         costs, calibration = self.machine.target.costs, self._calibration
         bar, fixed = MARGIN_ALONE / self.verify_cost(0), self.machine.besides + self.tree_cost
         for length in LENGTHS:
@@ -340,6 +342,7 @@ class Budget:
             self.machine.besides += 0.05 * (min(besides / target.seconds, 2.0) - self.machine.besides)
         if made.pool:
             self._learn_acceptance(made.pool, tokens)
+            self._long_enough = None
         if made.trial is not None:
             change = self.machine.threads.learn(made.threads, made.trial)
             if change is not None and self.machine.drafter.level is not None:
@@ -359,7 +362,6 @@ class Budget:
             self._worth.plain += len(tokens)
             if not (nodes or made.captures):
                 self.resting = int(min(RESTS, self._pause_left() - REMEMBERED))
-                self._long = self._long_enough()
 
     def rest(self, tokens: int) -> None:
         """A round was plain because of `resting`."""

@@ -230,17 +230,17 @@ class _Answer:
 
     def _policy(self, root: int, depth: int, nodes: int) -> Policy | None:
         """How this round's tree grows; None: there is none."""
-        decoder, shape = self.decoder, self.decoder.shape
+        decoder, budget, lookup, shape = self.decoder, self.decoder.budget, self.decoder.lookup, self.decoder.shape
+        if budget is not None and budget.resting > 0 and not (lookup and lookup.repeats(root, budget.long_enough)):
+            return None
         if depth < shape.depth or nodes < shape.nodes:
             shape = TreeShape(max(1, min(depth, shape.depth)), shape.width, min(nodes, shape.nodes) if depth else 0)
         matches: Sequence[Match] = ()
-        if decoder.lookup is not None:
-            matches = decoder.lookup.find(root, min(depth, shape.nodes), count=1 if decoder.chain else 2)
-        if decoder.budget is not None:
-            if decoder.budget.rests(matches):
-                return None
+        if lookup is not None:
+            matches = lookup.find(root, min(depth, shape.nodes), count=1 if decoder.chain else 2)
+        if budget is not None:
             ready = decoder.drafter is not None and decoder.drafter.ready
-            return decoder.budget.round(shape, matches, ready, len(decoder.committed), decoder.chain)
+            return budget.round(shape, matches, ready, len(decoder.committed), decoder.chain)
         if shape.nodes < 1 or (decoder.drafter is None and not matches):
             return None
         policy = FixedShape(shape)

