@@ -374,9 +374,9 @@ def _grammar(schema: Mapping[str, Any] | str) -> str:
 
 
 def _with_lists(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, with one form for what may be given in several: stop strings, breakers, biases."""
+    """The same, with one form for what may be given in several: stop strings, breakers, samplers, biases."""
     found = dict(options)
-    for name in ("stop", "dry_sequence_breakers"):
+    for name in ("stop", "dry_sequence_breakers", "samplers"):
         if name in found:
             texts = (found[name],) if isinstance(found[name], str) else tuple(found[name])
             if not all(isinstance(text, str) for text in texts):

@@ -7,7 +7,7 @@ Defaults of the samplers are llama.cpp's own.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,27 @@ def check_name(flag: str, value: str, allowed: Collection[str]) -> None:
         raise OptionError(f"{flag}: expected one of {', '.join(allowed)}, got {value}.")
 
 
+USUAL_SAMPLERS = (
+    "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature",
+)  # fmt: skip
+SAMPLERS = (*USUAL_SAMPLERS, "adaptive_p")
+FLAGS = {
+    "temperature": "temp",
+    "typical_p": "typical",
+    "top_n_sigma": "top_nsigma",
+    "dynatemp_exponent": "dynatemp_exp",
+    "dry_sequence_breakers": "dry_sequence_breaker",
+}  # settings of a sampler whose flag has another name
+
+
 @dataclass(frozen=True)
 class SamplingSettings:
     """How the target's distribution is turned into a token; llama.cpp's names, order and defaults.
 
     temperature <= 0 is greedy.  seed None means: draw one, and report which.  `repeat_last_n` and
-    `dry_penalty_last_n` count tokens, -1 is the whole context.  `grammar` is GBNF text.
+    `dry_penalty_last_n` count tokens, -1 is the whole context.  `grammar` is GBNF text.  `top_n_sigma` and
+    `adaptive_target` are off below 0.  `mirostat` is 0 (off), 1 or 2.  `samplers` are applied in this order; what is
+    not among them is not applied.
     """
 
     temperature: float = 0.8
@@ -49,6 +64,17 @@ class SamplingSettings:
     top_p: float = 0.95
     min_p: float = 0.05
     typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    mirostat: int = 0
+    mirostat_lr: float = 0.1
+    mirostat_ent: float = 5.0
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    samplers: tuple[str, ...] = USUAL_SAMPLERS
     repeat_penalty: float = 1.0
     repeat_last_n: int = 64
     presence_penalty: float = 0.0
@@ -63,27 +89,94 @@ class SamplingSettings:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        check_range("--temp", self.temperature, 0.0, 100.0)
+        for name, (low, high) in _RANGES.items():
+            check_range("--" + FLAGS.get(name, name).replace("_", "-"), getattr(self, name), low, high)
         if self.temperature:
             check_range("--temp (if not 0)", self.temperature, 1e-6, 100.0)  # logits over less are no numbers
-        check_range("--top-k", self.top_k, 0, C_INT_MAX)
-        check_range("--top-p", self.top_p, 0.0, 1.0)
-        check_range("--min-p", self.min_p, 0.0, 1.0)
-        check_range("--typical", self.typical_p, 0.0, 1.0)
-        check_range("--repeat-penalty", self.repeat_penalty, 1e-6, 100.0)
-        check_range("--repeat-last-n", self.repeat_last_n, -1, C_INT_MAX)
-        check_range("--presence-penalty", self.presence_penalty, -100.0, 100.0)
-        check_range("--frequency-penalty", self.frequency_penalty, -100.0, 100.0)
-        check_range("--dry-multiplier", self.dry_multiplier, 0.0, 100.0)
-        check_range("--dry-base", self.dry_base, 0.0, 100.0)
-        check_range("--dry-allowed-length", self.dry_allowed_length, 0, C_INT_MAX)
-        check_range("--dry-penalty-last-n", self.dry_penalty_last_n, -1, C_INT_MAX)
+        for name in self.samplers:
+            check_name("--samplers", name, SAMPLERS)
+            if self.samplers.count(name) > 1:
+                raise OptionError(f"--samplers: expected each sampler once, got {name} twice.")
         if self.seed is not None:
             check_range("--seed", self.seed, 0, 2**32 - 2)
 
     @property
     def greedy(self) -> bool:
         return self.temperature <= 0.0
+
+    def idle(self) -> Mapping[str, tuple[str, str]]:
+        """What has no effect beside the other settings: its name -> (words for it with flags, the setting to blame)."""
+        found: dict[str, tuple[str, str]] = {}
+
+        def because(words: str, blamed: str, names: Collection[str]) -> None:
+            for name in names:
+                found.setdefault(name, (words, blamed))
+
+        if self.greedy:
+            because("with --temp 0, which always takes the likeliest token", "temperature", _CHOOSING)
+        elif self.mirostat:
+            because("with --mirostat, which chooses alone", "mirostat", _BESIDE_MIROSTAT)
+        elif "temperature" not in self.samplers:
+            because("without temperature in --samplers", "samplers", ("temperature",))
+        for sampler, names in _NAMES.items():
+            if sampler not in self.samplers:
+                because(f"without {sampler} in --samplers", "samplers", names)
+        if self.repeat_penalty == 1 and not self.presence_penalty and not self.frequency_penalty:
+            penalties = "without --repeat-penalty, --presence-penalty or --frequency-penalty"
+            because(penalties, "repeat_penalty", ("repeat_last_n",))
+        if not self.dry_multiplier:
+            because("without --dry-multiplier", "dry_multiplier", _NAMES["dry"][1:])
+        if not self.xtc_probability:
+            because("without --xtc-probability", "xtc_probability", ("xtc_threshold",))
+        if not self.dynatemp_range:
+            because("without --dynatemp-range", "dynatemp_range", ("dynatemp_exponent",))
+        if not self.mirostat:
+            because("without --mirostat", "mirostat", ("mirostat_lr", "mirostat_ent"))
+        if self.adaptive_target < 0:
+            because("without --adaptive-target", "adaptive_target", ("adaptive_decay",))
+        return found
+
+
+_RANGES = {
+    "temperature": (0.0, 100.0),
+    "top_k": (0, C_INT_MAX),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
+    "top_n_sigma": (-1.0, 1e6),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "dynatemp_range": (0.0, 100.0),
+    "dynatemp_exponent": (0.0, 100.0),
+    "mirostat": (0, 2),
+    "mirostat_lr": (0.0, 100.0),
+    "mirostat_ent": (0.0, 100.0),
+    "adaptive_target": (-1.0, 1.0),
+    "adaptive_decay": (0.0, 0.99),
+    "repeat_penalty": (1e-6, 100.0),
+    "repeat_last_n": (-1, C_INT_MAX),
+    "presence_penalty": (-100.0, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
+    "dry_multiplier": (0.0, 100.0),
+    "dry_base": (0.0, 100.0),
+    "dry_allowed_length": (0, C_INT_MAX),
+    "dry_penalty_last_n": (-1, C_INT_MAX),
+}
+_NAMES = {
+    "penalties": ("repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty"),
+    "dry": ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+    "top_n_sigma": ("top_n_sigma",),
+    "top_k": ("top_k",),
+    "typ_p": ("typical_p",),
+    "top_p": ("top_p",),
+    "min_p": ("min_p",),
+    "xtc": ("xtc_probability", "xtc_threshold"),
+    "temperature": ("dynatemp_range", "dynatemp_exponent"),
+    "adaptive_p": ("adaptive_target", "adaptive_decay"),
+}  # sampler -> its settings, but the temperature itself, which also tells greedy from sampling
+_AFTER_HISTORY = tuple(name for sampler in SAMPLERS[2:] for name in _NAMES[sampler])
+_CHOOSING = (*_AFTER_HISTORY, "mirostat", "mirostat_lr", "mirostat_ent")
+_BESIDE_MIROSTAT = (*_NAMES["penalties"], *_NAMES["dry"], *_AFTER_HISTORY, "samplers")
 
 
 @dataclass(frozen=True)

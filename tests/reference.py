@@ -195,20 +195,72 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def sampling_law(logits: np.ndarray, settings: SamplingSettings) -> np.ndarray:
-    """float64 [V]: what llama.cpp's chain top-k, typical (off), top-p, min-p, temperature draws from."""
+    """float64 [V]: what llama.cpp's chain draws from without penalties, typical sampling and adaptive-p, XTC happening
+    always or never."""
     logits = np.asarray(logits, np.float64)
     order = np.argsort(-logits, kind="stable")
-    if settings.top_k > 0:
-        order = order[: settings.top_k]
-    if settings.top_p < 1:
-        mass = np.cumsum(_softmax(logits[order]))
-        order = order[: int(np.searchsorted(mass, settings.top_p)) + 1]
-    if settings.min_p > 0:
-        p = _softmax(logits[order])
-        order = order[p >= settings.min_p * p[0]]
+    scaled = logits.copy()
+    for name in settings.samplers:
+        p = _softmax(scaled[order])
+        if name == "top_n_sigma" and settings.top_n_sigma > 0:
+            kept = scaled[order]
+            order = order[kept >= kept.max() - settings.top_n_sigma * kept.std()]
+        elif name == "top_k" and settings.top_k > 0:
+            order = order[: settings.top_k]
+        elif name == "top_p" and settings.top_p < 1:
+            order = order[: int(np.searchsorted(np.cumsum(p), settings.top_p)) + 1]
+        elif name == "min_p" and settings.min_p > 0:
+            order = order[p >= settings.min_p * p[0]]
+        elif name == "xtc" and settings.xtc_probability == 1 and settings.xtc_threshold <= 0.5:
+            order = order[max(int((p >= settings.xtc_threshold).sum()) - 1, 0) :]
+        elif name == "temperature":
+            scaled /= _dynamic_temperature(p, settings)
     law = np.zeros(len(logits))
-    law[order] = _softmax(logits[order] / settings.temperature)
+    law[order] = _softmax(scaled[order])
     return law
+
+
+def _dynamic_temperature(p: np.ndarray, settings: SamplingSettings) -> float:
+    """Lower where the distribution is sharp: entropy as a share of its maximum, to a power, between two bounds."""
+    low = max(0.0, settings.temperature - settings.dynatemp_range)
+    share = float(-(p * np.log(p)).sum() / np.log(len(p))) if len(p) > 1 else 0.0
+    high = settings.temperature + settings.dynatemp_range
+    return low + (high - low) * share**settings.dynatemp_exponent
+
+
+def mirostat_2(p: np.ndarray, settings: SamplingSettings, tokens: Sequence[int]) -> np.ndarray:
+    """The law of Mirostat 2.0 (Basu et al. 2021) after these tokens, the law without it having been p at all of them."""
+
+    def cut(mu: float) -> np.ndarray:
+        kept = -np.log2(p) <= mu
+        kept[p.argmax()] = True
+        return np.where(kept, p, 0.0) / p[kept].sum()
+
+    mu = 2 * settings.mirostat_ent
+    for token in tokens:
+        mu -= settings.mirostat_lr * (-np.log2(cut(mu)[token]) - settings.mirostat_ent)
+    return cut(mu)
+
+
+def mirostat_1_keeps(p: np.ndarray, settings: SamplingSettings) -> int:
+    """How many of the likeliest tokens the first version keeps at first: p taken as Zipf's law with an exponent from
+    the hundred likeliest ones."""
+    ranked, n = np.sort(p)[::-1][:100], np.arange(1, 100)
+    t, b = np.log((n + 1) / n), np.log(ranked[:-1] / ranked[1:])
+    s = float((t * b).sum() / (t * t).sum())
+    return int(((s - 1) * 4**settings.mirostat_ent / (1 - len(p) ** (1 - s))) ** (1 / s))
+
+
+def adaptive_p(p: np.ndarray, settings: SamplingSettings, tokens: Sequence[int]) -> np.ndarray:
+    """The law of adaptive-p after these tokens, the law without it having been p at all of them: best near a target
+    that moves against what the drawn tokens' probabilities were on average."""
+    decay = settings.adaptive_decay
+    total, weight = settings.adaptive_target / (1 - decay), 1 / (1 - decay)
+    for token in tokens:
+        total, weight = p[token] + decay * total, 1 + decay * weight
+    aim = min(max(2 * settings.adaptive_target - total / weight, 0.0), 1.0)
+    away = np.abs(p - aim) / 0.3
+    return _softmax(np.where(p > 0, -10 * away**2 / (1 + away), -np.inf))
 
 
 def chi_square_excess(counts: np.ndarray, law: np.ndarray) -> float:

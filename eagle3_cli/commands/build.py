@@ -20,15 +20,14 @@ from click.core import ParameterSource
 from .. import demo, registry
 from ..errors import FileError, OptionError
 from ..prompt import read_text
-from ..settings import Limits, Lora, PairSettings, RuntimeSettings, SamplingSettings
+from ..settings import FLAGS, SAMPLERS, Limits, Lora, PairSettings, RuntimeSettings, SamplingSettings
 from .options import set_by
 
 Flags = Mapping[str, Any]
 LOOKUP = "lookup"  # as --draft: n-gram matches alone
 SHAPE = ("draft_depth", "draft_width", "draft_tokens")
-TRUNCATION = ("top_k", "top_p", "min_p", "typical")
-DRY = ("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breaker")
 FORMS = ("grammar", "grammar_file", "json_schema", "json_schema_file")
+SHORT_SAMPLERS = {"typ": "typ_p", "temp": "temperature", "nucleus": "top_p"}
 BIAS = re.compile(r"(-?\d+)(?:=\s*([+-]?)|([+-]))(.+)", re.DOTALL)
 
 
@@ -62,14 +61,6 @@ _USELESS: list[Useless] = [
         "draft",
     ),
     (("no_lookup",), lambda f: f["draft_tokens"] is not None, "with a fixed --draft-tokens", "draft_tokens"),
-    (TRUNCATION, lambda f: f["temp"] == 0, "with --temp 0, which always takes the likeliest token", "temp"),
-    (
-        ("repeat_last_n",),
-        lambda f: f["repeat_penalty"] == 1 and not f["presence_penalty"] and not f["frequency_penalty"],
-        "without --repeat-penalty, --presence-penalty or --frequency-penalty",
-        "repeat_penalty",
-    ),
-    (DRY, lambda f: f["dry_multiplier"] == 0, "without --dry-multiplier", "dry_multiplier"),
     (("gpu_layers",), lambda f: f["device"] == "cpu" and f["gpu_layers"] != 0, "with --device cpu", "device"),
     (("system",), lambda f: f.get("raw", False), "with --raw, which sends the prompt as it is", "raw"),
     (("quiet",), lambda f: f.get("stats", False), "with --stats", "stats"),
@@ -87,9 +78,17 @@ def refuse_useless_flags(flags: Flags, more: Sequence[Useless] = ()) -> None:
     for names, useless, words, cause in (*_USELESS, *more):
         for name in names:
             if name in flags and typed(name) and useless(flags):
-                setter = _setter(cause)
-                hint = f"{setter} sets {flag(cause)}: change it there, or leave {flag(name)} out." if setter else None
-                raise OptionError(f"{flag(name)}: has no effect {words}.", hint or "Leave one of them out.")
+                raise _useless(name, words, cause)
+    if "temp" in flags:
+        for setting, (words, cause) in sampling_settings(flags).idle().items():
+            if typed(FLAGS.get(setting, setting)):
+                raise _useless(FLAGS.get(setting, setting), words, FLAGS.get(cause, cause))
+
+
+def _useless(name: str, words: str, cause: str) -> OptionError:
+    setter = _setter(cause)
+    hint = f"{setter} sets {flag(cause)}: change it there, or leave {flag(name)} out." if setter else None
+    return OptionError(f"{flag(name)}: has no effect {words}.", hint or "Leave one of them out.")
 
 
 def _setter(name: str) -> str | None:
@@ -202,25 +201,28 @@ def limits(flags: Flags) -> Limits:
 
 
 def sampling_settings(flags: Flags) -> SamplingSettings:
+    numbers = {
+        name: flags[FLAGS.get(name, name)] for name, value in vars(SamplingSettings()).items() if _is_number(value)
+    }
     return SamplingSettings(
-        temperature=flags["temp"],
-        top_k=flags["top_k"],
-        top_p=flags["top_p"],
-        min_p=flags["min_p"],
-        typical_p=flags["typical"],
-        repeat_penalty=flags["repeat_penalty"],
-        repeat_last_n=flags["repeat_last_n"],
-        presence_penalty=flags["presence_penalty"],
-        frequency_penalty=flags["frequency_penalty"],
-        dry_multiplier=flags["dry_multiplier"],
-        dry_base=flags["dry_base"],
-        dry_allowed_length=flags["dry_allowed_length"],
-        dry_penalty_last_n=flags["dry_penalty_last_n"],
+        **numbers,
+        samplers=samplers(flags["samplers"]),
         dry_sequence_breakers=_breakers(tuple(flags["dry_sequence_breaker"])),
         logit_bias=tuple(logit_bias(text) for text in flags["logit_bias"]),
         grammar=_grammar(flags),
         seed=None if flags["seed"] == -1 else flags["seed"],
     )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))
+
+
+def samplers(text: str) -> tuple[str, ...]:
+    """Names in the spellings that llama.cpp takes ("top-k;topp;temp"), as settings has them."""
+    known = {name.replace("_", ""): name for name in SAMPLERS} | SHORT_SAMPLERS
+    names = [name.strip().lower() for name in re.split("[;,]", text)]
+    return tuple(known.get(name.replace("_", "").replace("-", ""), name) for name in names if name)
 
 
 def logit_bias(text: str) -> tuple[int, float]:

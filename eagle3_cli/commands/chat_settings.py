@@ -6,10 +6,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ..errors import InputError, OptionError
-from ..settings import Limits, SamplingSettings
-from .build import TRUNCATION
+from ..settings import FLAGS, Limits, SamplingSettings
 
-SHORT = {"temp": "temperature", "typical": "typical_p"}  # as the flags are called
+SHORT = {flag: name for name, flag in FLAGS.items()}
 UNSET = -1  # stands for None, as on the command line
 
 # name -> what a value is
@@ -50,14 +49,10 @@ def changed(name: str, value: str, sampling: SamplingSettings, limits: Limits) -
 
 def without_effect(name: str, sampling: SamplingSettings) -> str | None:
     """While what the setting does nothing, in words; None where it does something."""
-    if sampling.greedy and name in (*TRUNCATION, "typical_p", "seed"):
-        return "while temperature is 0"
-    if name.startswith("dry_") and not sampling.dry_multiplier and name != "dry_multiplier":
-        return "while dry_multiplier is 0"
-    penalties = sampling.repeat_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
-    if name == "repeat_last_n" and not penalties:
-        return "without a penalty"
-    return None
+    if name == "seed" and sampling.greedy:
+        return "with --temp 0"
+    words, _ = sampling.idle().get(name, (None, ""))
+    return words
 
 
 def _number(name: str, value: str) -> int | float:

@@ -6,7 +6,7 @@ import ctypes
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ _sample = function("llama_sampler_sample", ctypes.c_int32, ctypes.c_void_p, ctyp
 _logits_row = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
 _apply = function("llama_sampler_apply", None, ctypes.c_void_p, ctypes.c_void_p)
 _accept = function("llama_sampler_accept", None, ctypes.c_void_p, ctypes.c_int32)
+_MIROSTAT_TOKENS = 100  # likeliest ones, from which its first version estimates how fast probabilities fall
 _LARGEST = float(np.finfo(np.float32).max)
 _TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
@@ -69,20 +70,41 @@ class Sampler:
         self.seconds = 0.0
         self._chain = _made(lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params()))
         self._grammar = _grammar(settings.grammar, model) if settings.grammar is not None else None
-        history = _add_history_samplers(self._chain, model, settings, cells)
+        history = self._build(model, settings, cells)
         self.is_argmax = settings.greedy and not history and not settings.logit_bias and self._grammar is None
-        if settings.greedy:
-            self._add(lib.llama_sampler_init_greedy())
-        else:
-            self._add(lib.llama_sampler_init_top_k(settings.top_k))
-            self._add(lib.llama_sampler_init_typical(settings.typical_p, 0))
-            self._add(lib.llama_sampler_init_top_p(settings.top_p, 0))
-            self._add(lib.llama_sampler_init_min_p(settings.min_p, 0))
-            self._add(lib.llama_sampler_init_temp(settings.temperature))
-            self._add(lib.llama_sampler_init_dist(settings.seed or 0))
         if history:
             for token in prompt:
                 _accept(self._chain, token)
+
+    def _build(self, model: Model, settings: SamplingSettings, cells: int) -> bool:
+        """Fill the chain as llama.cpp does.  Does one of its samplers depend on earlier tokens?"""
+        if settings.logit_bias:
+            self._add(_logit_bias(model, settings))
+        seed, mirostat = settings.seed or 0, not settings.greedy and settings.mirostat
+        if mirostat:
+            self._add(lib.llama_sampler_init_temp(settings.temperature))
+            entropy, rate = settings.mirostat_ent, settings.mirostat_lr
+            if mirostat == 1:
+                self._add(lib.llama_sampler_init_mirostat(model.n_vocab, seed, entropy, rate, _MIROSTAT_TOKENS))
+            else:
+                self._add(lib.llama_sampler_init_mirostat_v2(seed, entropy, rate))
+            return False
+        history = False
+        for name in settings.samplers:
+            if name in _OF_HISTORY:
+                sampler = _OF_HISTORY[name](model, settings, cells)
+                if sampler is not None:
+                    self._add(sampler)
+                    history = True
+            elif name in _OF_LOGITS and not settings.greedy:
+                self._add(_OF_LOGITS[name](settings))
+        if settings.greedy:
+            self._add(lib.llama_sampler_init_greedy())
+        elif "adaptive_p" in settings.samplers:
+            self._add(lib.llama_sampler_init_adaptive_p(settings.adaptive_target, settings.adaptive_decay, seed))
+        else:
+            self._add(lib.llama_sampler_init_dist(seed))
+        return history
 
     def _add(self, sampler: Any) -> None:
         lib.llama_sampler_chain_add(self._chain, _made(sampler))
@@ -166,23 +188,39 @@ def _choose(chain: Any, candidates: Any) -> int | None:
     return int(chosen.id) if math.isfinite(chosen.logit) else None
 
 
-def _add_history_samplers(chain: Any, model: Model, settings: SamplingSettings, cells: int) -> bool:
-    """Logit bias, penalties and DRY, llama.cpp's first three.  Does one of them depend on earlier tokens?"""
-    if settings.logit_bias:
-        biases = (lib.llama_logit_bias * len(settings.logit_bias))(
-            *(lib.llama_logit_bias(token, bias) for token, bias in settings.logit_bias)
-        )
-        lib.llama_sampler_chain_add(chain, _made(lib.llama_sampler_init_logit_bias(model.n_vocab, len(biases), biases)))
+def _logit_bias(model: Model, settings: SamplingSettings) -> Any:
+    biases = (lib.llama_logit_bias * len(settings.logit_bias))(
+        *(lib.llama_logit_bias(token, bias) for token, bias in settings.logit_bias)
+    )
+    return lib.llama_sampler_init_logit_bias(model.n_vocab, len(biases), biases)
+
+
+def _penalties(model: Model, settings: SamplingSettings, cells: int) -> Any:
     penalties = (settings.repeat_penalty, settings.frequency_penalty, settings.presence_penalty)
     last_n = cells if settings.repeat_last_n == -1 else min(settings.repeat_last_n, cells)  # it allocates so many
-    penalised = last_n > 0 and penalties != (1.0, 0.0, 0.0)
-    if penalised:
-        lib.llama_sampler_chain_add(chain, _made(lib.llama_sampler_init_penalties(model.n_vocab, last_n, *penalties)))
-    if settings.dry_multiplier > 0:
-        words = [word.encode() for word in settings.dry_sequence_breakers]
-        breakers = (ctypes.c_char_p * len(words))(*words)
-        scale, base, length = settings.dry_multiplier, settings.dry_base, settings.dry_allowed_length
-        last = cells if settings.dry_penalty_last_n == -1 else min(settings.dry_penalty_last_n, cells)
-        dry = lib.llama_sampler_init_dry(model.vocab, scale, base, length, last, breakers, len(words))
-        lib.llama_sampler_chain_add(chain, _made(dry))
-    return penalised or settings.dry_multiplier > 0
+    if last_n == 0 or penalties == (1.0, 0.0, 0.0):
+        return None
+    return lib.llama_sampler_init_penalties(model.n_vocab, last_n, *penalties)
+
+
+def _dry(model: Model, settings: SamplingSettings, cells: int) -> Any:
+    if settings.dry_multiplier <= 0:
+        return None
+    words = [word.encode() for word in settings.dry_sequence_breakers]
+    breakers = (ctypes.c_char_p * len(words))(*words)
+    scale, base, length = settings.dry_multiplier, settings.dry_base, settings.dry_allowed_length
+    last = cells if settings.dry_penalty_last_n == -1 else min(settings.dry_penalty_last_n, cells)
+    return lib.llama_sampler_init_dry(model.vocab, scale, base, length, last, breakers, len(words))
+
+
+# Samplers by name.  Those that look at earlier tokens are None where they are off.
+_OF_HISTORY: Mapping[str, Callable[[Model, SamplingSettings, int], Any]] = {"penalties": _penalties, "dry": _dry}
+_OF_LOGITS: Mapping[str, Callable[[SamplingSettings], Any]] = {
+    "top_n_sigma": lambda s: lib.llama_sampler_init_top_n_sigma(s.top_n_sigma),
+    "top_k": lambda s: lib.llama_sampler_init_top_k(s.top_k),
+    "typ_p": lambda s: lib.llama_sampler_init_typical(s.typical_p, 0),
+    "top_p": lambda s: lib.llama_sampler_init_top_p(s.top_p, 0),
+    "min_p": lambda s: lib.llama_sampler_init_min_p(s.min_p, 0),
+    "xtc": lambda s: lib.llama_sampler_init_xtc(s.xtc_probability, s.xtc_threshold, 0, s.seed or 0),
+    "temperature": lambda s: lib.llama_sampler_init_temp_ext(s.temperature, s.dynatemp_range, s.dynatemp_exponent),
+}

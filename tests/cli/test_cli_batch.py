@@ -541,16 +541,16 @@ def test_every_key_is_documented():
 
 def test_every_setting_can_be_given_in_a_line():
     values = {
-        "float": 0.5, "int": 3, "int | None": 3, "bool": True, "str | None": "text", "tuple[str, ...]": ["a", "b"],
+        "float": 0.5, "int": 2, "int | None": 3, "bool": True, "str | None": "text", "tuple[str, ...]": ["a", "b"],
         "tuple[tuple[int, float], ...]": {"5": -1.5, "6": None},
     }  # fmt: skip
     assert set(values) == set(_READERS)
     for kind in (SamplingSettings, Limits):
         for field in fields(kind):
             assert field.name in KEYS
-            made = task(**{field.name: values[field.type]})
+            expected = ["min_p", "temperature"] if field.name == "samplers" else values[field.type]
+            made = task(**{field.name: expected})
             got = getattr(made.sampling if kind is SamplingSettings else made.limits, field.name)
-            expected = values[field.type]
             if field.type == "tuple[tuple[int, float], ...]":
                 expected = ((5, -1.5), (6, float("-inf")))
             assert got == (tuple(expected) if isinstance(expected, (list, tuple)) else expected)

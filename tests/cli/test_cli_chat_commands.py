@@ -320,9 +320,11 @@ def test_a_bad_setting_is_refused_by_its_name_here(name, value, words):
 @pytest.mark.parametrize("name", chat_settings.KINDS)
 def test_every_setting_can_be_changed_and_unset_ones_stay(name):
     before = SamplingSettings(dry_multiplier=1.0, repeat_penalty=1.1)
-    sampling, limits, said = chat_settings.changed(name, "1", before, Limits())
-    assert said == f"{name}: 1"
-    if name == "max_tokens":
+    sampling, limits, said = chat_settings.changed(name, "0.5" if name == "adaptive_decay" else "1", before, Limits())
+    assert said.partition(" (")[0] == f"{name}: {0.5 if name == 'adaptive_decay' else 1}"
+    if name == "adaptive_decay":
+        assert sampling == replace(before, adaptive_decay=0.5)
+    elif name == "max_tokens":
         assert (sampling, limits) == (before, Limits(max_tokens=1))
     else:
         assert (sampling, limits) == (replace(before, **{name: 1}), Limits())
@@ -333,6 +335,11 @@ def test_every_setting_can_be_changed_and_unset_ones_stay(name):
     [
         ("top_k", SamplingSettings(temperature=0), True),
         ("typical", SamplingSettings(temperature=0), True),
+        ("seed", SamplingSettings(temperature=0), True),
+        ("seed", SamplingSettings(), False),
+        ("min_p", SamplingSettings(mirostat=2), True),
+        ("mirostat_lr", SamplingSettings(), True),
+        ("mirostat_lr", SamplingSettings(mirostat=2), False),
         ("top_k", SamplingSettings(), False),
         ("dry_base", SamplingSettings(), True),
         ("dry_multiplier", SamplingSettings(), False),

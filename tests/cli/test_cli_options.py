@@ -12,6 +12,7 @@ from eagle3_cli.commands.build import logit_bias
 from eagle3_cli.commands.generate import generate
 from eagle3_cli.errors import OptionError
 
+ADAPTIVE = ("--samplers", "min_p,temperature,adaptive_p")
 PENALTY, DRY = ("--repeat-penalty", "1.1"), ("--dry-multiplier", "0.8")
 
 # flags -> what they change in settings
@@ -36,6 +37,17 @@ CHANGES = [
     (["--top-p", "0.5"], {"top_p": 0.5}),
     (["--min-p", "0.2"], {"min_p": 0.2}),
     (["--typical", "0.9"], {"typical_p": 0.9}),
+    (["--top-nsigma", "1.5"], {"top_n_sigma": 1.5}),
+    (["--top-n-sigma", "1.5"], {"top_n_sigma": 1.5}),
+    (["--xtc-probability", "0.5"], {"xtc_probability": 0.5}),
+    (["--xtc-probability", "0.5", "--xtc-threshold", "0.2"], {"xtc_threshold": 0.2}),
+    (["--dynatemp-range", "0.3"], {"dynatemp_range": 0.3}),
+    (["--dynatemp-range", "0.3", "--dynatemp-exp", "2"], {"dynatemp_exponent": 2.0}),
+    (["--mirostat", "2"], {"mirostat": 2}),
+    (["--mirostat", "2", "--mirostat-lr", "0.2", "--mirostat-ent", "3"], {"mirostat_lr": 0.2, "mirostat_ent": 3.0}),
+    (["--samplers", "top-k;TopP; temp"], {"samplers": ["top_k", "top_p", "temperature"]}),
+    ([*ADAPTIVE, "--adaptive-target", "0.4"], {"adaptive_target": 0.4}),
+    ([*ADAPTIVE, "--adaptive-target", "0.4", "--adaptive-decay", "0.5"], {"adaptive_decay": 0.5}),
     (["--seed", "42"], {"seed": 42}),
     (["--seed", "-1"], {"seed": 7}),  # the fake engine's draw
     (["--repeat-penalty", "1.3"], {"repeat_penalty": 1.3}),
@@ -186,6 +198,19 @@ def test_pair_from_variables_can_be_answered_plainly(eagle3, monkeypatch):
         (["--temp", "0", "--top-p", "0.5"], "--top-p: has no effect with --temp 0"),
         (["--repeat-last-n", "5"], "--repeat-last-n: has no effect without --repeat-penalty"),
         (["--dry-base", "2"], "--dry-base: has no effect without --dry-multiplier"),
+        (["--xtc-threshold", "0.2"], "--xtc-threshold: has no effect without --xtc-probability"),
+        (["--dynatemp-exp", "2"], "--dynatemp-exp: has no effect without --dynatemp-range"),
+        (["--mirostat-ent", "2"], "--mirostat-ent: has no effect without --mirostat"),
+        (["--mirostat", "1", "--top-k", "5"], "--top-k: has no effect with --mirostat"),
+        (["--mirostat", "1", "--repeat-penalty", "1.1"], "--repeat-penalty: has no effect with --mirostat"),
+        (["--mirostat", "1", "--temp", "0"], "--mirostat: has no effect with --temp 0"),
+        (["--mirostat", "3"], "--mirostat: expected a value from 0 to 2"),
+        (["--adaptive-target", "0.5"], "--adaptive-target: has no effect without adaptive_p in --samplers"),
+        ([*ADAPTIVE, "--adaptive-decay", "0.5"], "--adaptive-decay: has no effect without --adaptive-target"),
+        (["--samplers", "top_k", "--temp", "0.5"], "--temp: has no effect without temperature in --samplers"),
+        (["--samplers", "top_k", "--min-p", "0.5"], "--min-p: has no effect without min_p in --samplers"),
+        (["--samplers", "topk;best"], "--samplers: expected one of penalties, dry,"),
+        (["--samplers", "topk;top_k"], "--samplers: expected each sampler once, got top_k twice"),
         (["--device", "cpu", "-ngl", "3"], "--gpu-layers: has no effect with --device cpu"),
         (["--raw", "--system", "x"], "--system: has no effect with --raw"),
         (["--stats", "--quiet"], "--quiet: has no effect with --stats"),

@@ -94,6 +94,16 @@ SAMPLED = {
     "penalties": SamplingSettings(temperature=0.8, repeat_penalty=1.3, presence_penalty=0.4, seed=13),
     "greedy penalties": SamplingSettings(temperature=0.0, repeat_penalty=1.3, frequency_penalty=0.6),
     "dry": SamplingSettings(temperature=0.7, dry_multiplier=0.8, seed=14),
+    "xtc": SamplingSettings(temperature=0.9, xtc_probability=0.5, xtc_threshold=0.05, seed=18),
+    "dynamic temperature": SamplingSettings(temperature=0.8, dynatemp_range=0.5, top_n_sigma=2.0, seed=19),
+    "mirostat": SamplingSettings(temperature=0.8, mirostat=1, mirostat_ent=2.0, seed=20),
+    "mirostat 2": SamplingSettings(temperature=0.8, mirostat=2, mirostat_ent=2.0, seed=21),
+    "adaptive-p": SamplingSettings(
+        temperature=1.0, samplers=("min_p", "temperature", "adaptive_p"), adaptive_target=0.4, seed=22
+    ),
+    "adaptive-p and grammar": SamplingSettings(
+        grammar="root ::= [a-z ]{60}", samplers=("temperature", "adaptive_p"), adaptive_target=0.4, seed=23
+    ),
     "bias": SamplingSettings(temperature=0.8, logit_bias=((191, -np.inf), (65, 2.0)), seed=15),
     "grammar": SamplingSettings(temperature=0.9, grammar="root ::= ([a-f]+ [g-z]){20}", seed=16),
     "greedy grammar": SamplingSettings(temperature=0.0, grammar="root ::= [a-z ]+"),

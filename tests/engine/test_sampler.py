@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import tiny
-from reference import chi_square_excess, sampling_law
+from reference import adaptive_p, chi_square_excess, mirostat_1_keeps, mirostat_2, sampling_law
 
 from eagle3_cli.engine.sampler import Sampler, check_sampling, with_seed
 from eagle3_cli.engine.tree import ROOT
@@ -31,6 +31,12 @@ SETTINGS = {
     "top-p": SamplingSettings(temperature=1.3, top_k=0, top_p=0.8, min_p=0.0),
     "min-p": SamplingSettings(temperature=1.3, top_k=0, top_p=1.0, min_p=0.1),
     "top-p and min-p": SamplingSettings(temperature=1.0, top_k=0, top_p=0.8, min_p=0.1),
+    "top-n-sigma": SamplingSettings(temperature=1.5, top_n_sigma=1.5, **OPEN),
+    "xtc": SamplingSettings(temperature=1.2, xtc_probability=1.0, xtc_threshold=0.05, **OPEN),
+    "dynamic temperature": SamplingSettings(temperature=1.5, dynatemp_range=1.0, dynatemp_exponent=1.3, **OPEN),
+    "temperature first": SamplingSettings(temperature=2.0, top_p=0.5, samplers=("temperature", "top_p")),
+    "temperature last": SamplingSettings(temperature=2.0, top_p=0.5, samplers=("top_p", "temperature")),
+    "no sampler": SamplingSettings(temperature=2.0, samplers=()),
     "defaults": SamplingSettings(temperature=1.0),
 }
 
@@ -94,6 +100,43 @@ def test_draws_have_the_law_of_the_settings(engine, sampler, name):
 def test_the_chi_square_test_notices_a_slightly_wrong_temperature(engine, sampler):
     law = sampling_law(logits_of(engine), SamplingSettings(temperature=0.85, **OPEN))
     assert chi_square_excess(counts_of(draws(engine, sampler(SETTINGS["temperature"]), DRAWS)), law) > 6
+
+
+def fits_both_draws(engine, sampler, settings, law) -> set[int]:
+    """Draw twice at the same logits with many seeds; law(tokens before) -> [V].  How many tokens each second law had."""
+    pairs = [tuple(draws(engine, sampler(settings, seed=seed), 2)) for seed in range(6000)]
+    assert chi_square_excess(counts_of([first for first, _ in pairs]), law([])) < 4
+    supports = set()
+    for token, _ in Counter(first for first, _ in pairs).most_common(3):
+        seconds = counts_of([second for first, second in pairs if first == token])
+        assert chi_square_excess(seconds, law([token])) < 4
+        supports.add(int(np.count_nonzero(law([token]))))
+    return supports
+
+
+def test_mirostat_2_cuts_by_surprise_and_moves_its_bound_with_every_token(engine, sampler):
+    settings = SamplingSettings(temperature=0.8, mirostat=2, mirostat_ent=2.0, mirostat_lr=1.0)
+    p = sampling_law(logits_of(engine), SETTINGS["temperature"])
+    supports = fits_both_draws(engine, sampler, settings, lambda tokens: mirostat_2(p, settings, tokens))
+    assert len(supports) > 1
+
+
+def test_mirostat_1_keeps_as_many_of_the_likeliest_as_its_estimate_says(engine, sampler):
+    settings = SamplingSettings(temperature=0.8, mirostat=1, mirostat_ent=3.0)
+    keeps = mirostat_1_keeps(sampling_law(logits_of(engine), SETTINGS["temperature"]), settings)
+    law = sampling_law(logits_of(engine), SamplingSettings(temperature=0.8, top_k=keeps, top_p=1.0, min_p=0.0))
+    first = [draws(engine, sampler(settings, seed=seed), 1)[0] for seed in range(6000)]
+    assert 3 < keeps < 100
+    assert chi_square_excess(counts_of(first), law) < 4
+
+
+@pytest.mark.parametrize("target", [0.05, 0.4])
+def test_adaptive_p_prefers_tokens_near_a_target_that_moves(engine, sampler, target):
+    usual = {"temperature": 0.8, "top_p": 0.8, "samplers": ("top_p", "temperature", "adaptive_p")}
+    settings = SamplingSettings(adaptive_target=target, adaptive_decay=0.5, **usual)
+    p = sampling_law(logits_of(engine), settings)
+    fits_both_draws(engine, sampler, settings, lambda tokens: adaptive_p(p, settings, tokens))
+    assert chi_square_excess(counts_of(draws(engine, sampler(SamplingSettings(**usual)), DRAWS)), p) < 4
 
 
 WALKS = {
