@@ -229,7 +229,7 @@ def _dynamic_temperature(p: np.ndarray, settings: SamplingSettings) -> float:
 
 
 def mirostat_2(p: np.ndarray, settings: SamplingSettings, tokens: Sequence[int]) -> np.ndarray:
-    """The law of Mirostat 2.0 (Basu et al. 2021) after these tokens, the law without it having been p at all of them."""
+    """The law of Mirostat 2.0 (Basu et al. 2021) after these tokens, p having been the law without it at each."""
 
     def cut(mu: float) -> np.ndarray:
         kept = -np.log2(p) <= mu
@@ -252,8 +252,8 @@ def mirostat_1_keeps(p: np.ndarray, settings: SamplingSettings) -> int:
 
 
 def adaptive_p(p: np.ndarray, settings: SamplingSettings, tokens: Sequence[int]) -> np.ndarray:
-    """The law of adaptive-p after these tokens, the law without it having been p at all of them: best near a target
-    that moves against what the drawn tokens' probabilities were on average."""
+    """The law of adaptive-p after these tokens, p having been the law without it at each: highest near a target that
+    moves against what the drawn tokens' probabilities were on average."""
     decay = settings.adaptive_decay
     total, weight = settings.adaptive_target / (1 - decay), 1 / (1 - decay)
     for token in tokens:

@@ -31,13 +31,14 @@ from .tree import ROOT, Candidates
 RECENT = 0.05  # share of a new round in what drafting is worth ...
 RECENT_PAUSED = 0.2  # ... of one that was drafted after a pause
 MARGIN = 1.05  # speculation has to promise so much more than plain decoding: the best of many estimates is a lucky one
-MARGIN_ALONE = 1.3  # n-gram matches without a draft, for which no account of losses is kept
+MARGIN_ALONE = 1.1  # n-gram matches without a draft, for which no account of losses is kept
 LOSS = 0.006  # of plain decoding's time that asking the drafter in vain may cost
 HOPELESS = 0.85  # gain below which less is risked
 LONGEST_PAUSE = 2048  # plain tokens between two drafted rounds
 HOPE_EVERY = 24  # rounds until one is chosen as if unmeasured widths were cheap; doubles each time
 PLAIN_FIRST = 4  # drafted rounds after which one row is measured again, so that its cost stays known; ...
 PLAIN_EVERY = 64  # ... doubled each time, up to so many
+PLAIN_WANTED = 16  # rounds after which one of the first plain rounds after a tree will do for that
 WIDTHS = (1, 2, 3, 4, 6, 8, 10)  # rows of a level that are weighed against each other
 GIVE_UP = 2  # of them that may be no better than the best before
 AHEAD = 3  # levels that are looked ahead
@@ -47,6 +48,8 @@ BAND = 2048  # tokens of context up to which costs are learned together; the nex
 RESTS = 31  # plain rounds after a plain one in a pause, in which nothing is weighed and learned
 USUAL_ROWS = 16  # of a pass of the drafter; more come after a prompt or a pause
 REMEMBERED = 8  # newest tokens whose hidden states are captured for the draft after a pause
+UNSETTLED = 5  # plain rounds after a tree that take longer than those behind them
+EXCESS = 0.1  # share of a new one in what these take longer, in the long run
 CAPTURE = 0.02  # of a pass of the target over one row is what capturing its hidden states costs
 
 
@@ -102,8 +105,9 @@ class Machine:
     target, drafter   costs of their batches, at the length of context that `at` was told last
     threads           of the drafter
     besides           what a round costs outside both models, in passes of the target over one row
-    switch            what a plain round costs more after a tree, for llama.cpp builds another graph and the caches of
-                      the processor hold other data, in the same unit
+    after_tree        (excess, observations) of the first plain rounds after a tree: what they cost more than those
+                      behind them, in the same unit.  llama.cpp builds another graph for the first one, and the caches
+                      of the processor take several to hold the right data again
     """
 
     def __init__(self, target: Points, drafter: Points, threads: int = 0) -> None:
@@ -116,7 +120,7 @@ class Machine:
         self.target, self.drafter = self._curves[0]
         self.threads = Threads(self._most_threads)
         self.besides = 0.02
-        self.switch = 0.0
+        self.after_tree = [(0.0, 2.0)] * UNSETTLED
         self._calibrations: dict[str, Calibration] = {}
         self._worths: dict[str, Worth] = {}
 
@@ -151,7 +155,7 @@ class Machine:
             },
             "threads": self.threads.as_dict(),
             "besides": self.besides,
-            "switch": self.switch,
+            "after_tree": [list(excess) for excess in self.after_tree],
             "calibrations": {name: c.as_dict() for name, c in self._calibrations.items()},
             "worths": {name: w.as_dict() for name, w in self._worths.items()},
         }
@@ -165,10 +169,12 @@ class Machine:
         if min(self._curves) < 0 or max(self._curves) > MOST_BANDS:
             raise ValueError("context out of range")
         self.threads.restore(kept["threads"])
-        besides, switch = float(kept["besides"]), float(kept["switch"])
-        if not (0 <= besides < 10 and 0 <= switch < 10):
+        besides, after_tree = float(kept["besides"]), [(float(excess), float(n)) for excess, n in kept["after_tree"]]
+        if not (0 <= besides < 10 and all(abs(excess) < 10 and n > 0 for excess, n in after_tree)):
             raise ValueError("costs out of range")
-        self.besides, self.switch = besides, switch
+        if len(after_tree) != UNSETTLED:
+            raise ValueError(f"expected {UNSETTLED} rounds after a tree, got {len(after_tree)}")
+        self.besides, self.after_tree = besides, after_tree
         for name, value in kept["calibrations"].items():
             self.calibration(name).restore(value)
         for name, value in kept["worths"].items():
@@ -186,8 +192,7 @@ class Budget:
     def __init__(self, machine: Machine, can_draft: bool = True, temperature_class: str = "0") -> None:
         self.machine, self.can_draft = machine, can_draft
         self.kept = [0.7, 0.12, 0.04]  # of a node's value in its best child's, the next one's, ...
-        self._since_plain = self._since_hope = 0  # rounds since one was plain after a plain one; since a hopeful one
-        self._after_plain = True
+        self._since_plain = self._since_hope = 0  # rounds since one row was measured; since a hopeful one
         self._plain_share = 1.0  # of recent rounds
         self._hope_every, self._plain_every = HOPE_EVERY, PLAIN_FIRST
         self.hindsight = Hindsight()
@@ -199,6 +204,7 @@ class Budget:
         self._worth = self.machine.worth(temperature_class)
         self._calibration.begin()
         self.resting = self._rested = 0
+        self._settling, self._by_tree = 0, False  # plain rounds since a tree, or since the prompt
         self._long_enough: float | None = None
 
     # ---- costs, in passes of the target over one row
@@ -208,24 +214,41 @@ class Budget:
 
     @property
     def tree_cost(self) -> float:
-        """What any tree costs in the round after it, which is plain as often as rounds have been."""
-        return self.machine.switch * self._plain_share
+        """What any tree costs in the rounds after it, which are plain as often as rounds have been."""
+        cost, share = 0.0, 1.0
+        for excess, _ in self.machine.after_tree:
+            share *= self._plain_share
+            cost += share * excess
+        return max(cost, 0.0)
 
     def _learn_cost(self, nodes: int, seconds: float) -> None:
-        target, plain = self.machine.target, nodes == 0
-        if plain and not self._after_plain and target.level is not None:
-            excess = min(max(seconds / target.seconds - 1.0, 0.0), 1.0)
-            self.machine.switch += 0.1 * (excess - self.machine.switch)
-        else:
+        self._since_plain += 1
+        self._count_round(nodes == 0)
+        if nodes:
+            self._settling, self._by_tree = 0, True
             self._learn_seconds(nodes + 1, seconds)
-        if not (plain and self._after_plain):
-            self._since_plain += 1
         else:
-            if self._since_plain >= self._plain_every:
-                self._plain_every = min(2 * self._plain_every, PLAIN_EVERY)
-            self._since_plain = 0
+            self._learn_plain(seconds)
+
+    def _count_round(self, plain: bool) -> None:
         self._plain_share += 0.05 * (plain - self._plain_share)
-        self._after_plain = plain
+
+    def _learn_plain(self, seconds: float) -> None:
+        """A pass over one row took so long.  The first ones after a tree say what it costs later, those after a prompt
+        nothing, but where one row was not measured for long they have to do."""
+        machine, at = self.machine, self._settling
+        self._settling += 1
+        excess, n = machine.after_tree[at] if at < UNSETTLED else (0.0, 0.0)
+        known = machine.target.knows_one_row
+        if at < (1 if self._since_plain > PLAIN_WANTED else UNSETTLED) and known:
+            if self._by_tree:
+                found = min(max(seconds / machine.target.seconds - 1.0, -0.5), 1.5)
+                machine.after_tree[at] = (excess + max(1 / (n + 1), EXCESS) * (found - excess), n + 1)
+            return
+        self._learn_seconds(1, seconds / (1.0 + excess) if known else seconds)
+        if self._since_plain > self._plain_every:
+            self._plain_every = min(2 * self._plain_every, PLAIN_EVERY)
+        self._since_plain = 0
 
     def _learn_seconds(self, rows: int, seconds: float) -> None:
         """Where trees are the rule, a plain pass says what they cost in passes of one row, and so what drafting is
@@ -363,9 +386,12 @@ class Budget:
             if not (nodes or made.captures):
                 self.resting = int(min(RESTS, self._pause_left() - REMEMBERED))
 
-    def rest(self, tokens: int) -> None:
-        """A round was plain because of `resting`."""
+    def rest(self, tokens: int, seconds: float) -> None:
+        """A round was plain because of `resting`.  seconds: of its pass of the target."""
         self.resting -= 1
+        self._count_round(plain=True)
+        if self._settling <= UNSETTLED:
+            self._learn_plain(seconds)
         self._worth.plain += tokens
         self._rested += tokens
 

@@ -23,6 +23,7 @@ LENGTHS = (2, 3, 4, 5, 6, 8, 10, 13, 16, 20)  # fewest agreeing tokens of the cl
 BY_LENGTH = (0.5, 0.55, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.9, 0.95)  # priors of a match that is alone
 BY_RANK = {ALONE: 1.0, BEST: 0.6, OTHER: 0.3}  # shares of them
 SHIFT, MOST_SHIFT = 0.3, 2.0  # of an outcome that a text shifts its logits by, and the most in all
+FIRST_SHIFT = -0.5  # rates are learned where texts repeat themselves; a new one has yet to show that it does
 FAINT = 0.05  # paths of an n-gram match that are less probable are not worth weighing
 STRENGTH = 6.0  # observations that a bin's prior is worth
 MEMORY = 200.0  # observations that a bin remembers
@@ -71,7 +72,8 @@ class Calibration:
 
     def begin(self) -> None:
         """Another text."""
-        self._shift, self._odds = 0.0, 1.0  # of all n-gram logits, and what it divides their odds by
+        self._shift = FIRST_SHIFT  # of all n-gram logits ...
+        self._odds = math.exp(-FIRST_SHIFT)  # ... and what it multiplies the odds against them by
 
     def drafted(self, depth: int, logp: float) -> float:
         """Of a child at this depth whose log probability, given the path, is logp."""

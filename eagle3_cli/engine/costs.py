@@ -8,7 +8,7 @@ slow one of the latter, and starts from a prior curve.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ class Curve:
         self.level: float | None = None
         self._seen: dict[int, tuple[float, float]] = {}  # rows -> (correction of the prior's log, observations)
         self._outliers = 0
+        self._pulled: dict[int, float] = {}  # by how much each width has moved the level since one row was measured
         self._computed: dict[int, tuple[float, float]] = {}  # what the costs were computed from
         self._costs: list[float] | None = None
 
@@ -91,6 +92,8 @@ class Curve:
     def learn(self, rows: int, seconds: float, fresh: bool = False) -> float:
         """A batch of so many rows took so long.
 
+        A batch of more rows than one moves the level, too, for the machine may have become faster or slower.  When one
+        row is measured again and contradicts that, it is taken back, and was these batches' ratio.
         fresh: of one row, right after batches of more: if it is far off it tells what these cost as a ratio, and not
         that the machine has become faster or slower.  Returns by how much one row's natural log moved against theirs.
         """
@@ -109,21 +112,38 @@ class Curve:
         self._outliers = 0
         self._seen[rows] = (correction, count + 1)
         if rows == 1:
-            early = count < FEW  # the first ones may pay for cold memory: the fastest of them counts
-            moved = min(off, 0.0) if early else FAST * off
-            self.level += moved
-            return self._anchor(moved) if fresh and abs(off) > SURE else 0.0
+            return self._learn_level(off, early=count < FEW, fresh=fresh)
         self.level += FAST / 2 * off
+        self._pulled[rows] = self._pulled.get(rows, 0.0) + FAST / 2 * off
         step = max(1 / (count + 1), SLOW) * off
         self._seen[rows] = (correction + step, count + 1)
         if count < FEW or abs(correction + step - self._computed[rows][0]) > MOVED:
             self._costs = None
         return 0.0
 
-    def _anchor(self, moved: float) -> float:
-        """The seconds of all other widths stay as they were before one row's moved."""
-        self._seen = {w: (c - moved * (w > 1), n) for w, (c, n) in self._seen.items()}
-        self._costs = None
+    def _learn_level(self, off: float, early: bool, fresh: bool) -> float:
+        """One row's natural log was off by so much.  early: the first ones may pay for cold memory, so the fastest of
+        them counts."""
+        assert self.level is not None
+        pulled, since = sum(self._pulled.values()), set(self._pulled)
+        self._pulled = {}
+        if early:
+            self.level += min(off, 0.0)
+            return self._anchor(min(off, 0.0)) if fresh and abs(off) > SURE else 0.0
+        if fresh and abs(off) > SURE:
+            self.level += FAST * off
+            return self._anchor(FAST * off)
+        back = min(max(off, -pulled), 0.0) if pulled > 0 else max(min(off, -pulled), 0.0)
+        self.level += back + FAST * (off - back)
+        return self._anchor(back, since) if back else 0.0
+
+    def _anchor(self, moved: float, widths: Collection[int] | None = None) -> float:
+        """The seconds of these widths, or of all others, stay as they were before one row's moved."""
+        for width, (correction, count) in self._seen.items():
+            if width > 1 and (widths is None or width in widths):
+                self._seen[width] = (correction - moved, count)
+        if any(abs(self._seen[w][0] - self._computed.get(w, (math.inf, 0))[0]) > MOVED for w in self._seen):
+            self._costs = None
         return moved
 
     @property

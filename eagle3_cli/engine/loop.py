@@ -286,7 +286,7 @@ class _Answer:
         if self.decoder.budget is None:
             return
         if self.policy is None:
-            self.decoder.budget.rest(len(verdict.tokens))
+            self.decoder.budget.rest(len(verdict.tokens), self.verify_s)
             return
         assert isinstance(self.policy, Round)
         drafter = self.decoder.drafter

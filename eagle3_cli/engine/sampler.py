@@ -92,8 +92,7 @@ class Sampler:
         history = False
         for name in settings.samplers:
             if name in _OF_HISTORY:
-                sampler = _OF_HISTORY[name](model, settings, cells)
-                if sampler is not None:
+                for sampler in _OF_HISTORY[name](model, settings, cells):
                     self._add(sampler)
                     history = True
             elif name in _OF_LOGITS and not settings.greedy:
@@ -195,26 +194,26 @@ def _logit_bias(model: Model, settings: SamplingSettings) -> Any:
     return lib.llama_sampler_init_logit_bias(model.n_vocab, len(biases), biases)
 
 
-def _penalties(model: Model, settings: SamplingSettings, cells: int) -> Any:
+def _penalties(model: Model, settings: SamplingSettings, cells: int) -> list[Any]:
     penalties = (settings.repeat_penalty, settings.frequency_penalty, settings.presence_penalty)
     last_n = cells if settings.repeat_last_n == -1 else min(settings.repeat_last_n, cells)  # it allocates so many
     if last_n == 0 or penalties == (1.0, 0.0, 0.0):
-        return None
-    return lib.llama_sampler_init_penalties(model.n_vocab, last_n, *penalties)
+        return []
+    return [lib.llama_sampler_init_penalties(model.n_vocab, last_n, *penalties)]
 
 
-def _dry(model: Model, settings: SamplingSettings, cells: int) -> Any:
+def _dry(model: Model, settings: SamplingSettings, cells: int) -> list[Any]:
     if settings.dry_multiplier <= 0:
-        return None
+        return []
     words = [word.encode() for word in settings.dry_sequence_breakers]
     breakers = (ctypes.c_char_p * len(words))(*words)
     scale, base, length = settings.dry_multiplier, settings.dry_base, settings.dry_allowed_length
     last = cells if settings.dry_penalty_last_n == -1 else min(settings.dry_penalty_last_n, cells)
-    return lib.llama_sampler_init_dry(model.vocab, scale, base, length, last, breakers, len(words))
+    return [lib.llama_sampler_init_dry(model.vocab, scale, base, length, last, breakers, len(words))]
 
 
-# Samplers by name.  Those that look at earlier tokens are None where they are off.
-_OF_HISTORY: Mapping[str, Callable[[Model, SamplingSettings, int], Any]] = {"penalties": _penalties, "dry": _dry}
+# Samplers by name.  Those that look at earlier tokens are none where they are off.
+_OF_HISTORY: Mapping[str, Callable[[Model, SamplingSettings, int], list[Any]]] = {"penalties": _penalties, "dry": _dry}
 _OF_LOGITS: Mapping[str, Callable[[SamplingSettings], Any]] = {
     "top_n_sigma": lambda s: lib.llama_sampler_init_top_n_sigma(s.top_n_sigma),
     "top_k": lambda s: lib.llama_sampler_init_top_k(s.top_k),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tiny
+from seconds import tell_seconds
 
 from eagle3_cli.engine import load_engine
 from eagle3_cli.engine.tree import FixedShape
@@ -46,25 +47,11 @@ def ask(engine: Any, prompt: list[int], sampling: SamplingSettings, n: int = 120
     return [piece.token for piece in pieces if piece.token is not None]
 
 
-def always(engine: Any, monkeypatch: Any) -> None:
-    """Times tell the budget that speculation is nearly free, whatever this machine says."""
-    budget = engine.decoder.budget
-    learn = budget.learn
-
-    def told(made: Any, tokens: Any, nodes: int, *_: float) -> None:
-        made.measured = made.spent
-        learn(made, tokens, nodes, 0.01 + 1e-5 * nodes, 0.0)
-
-    monkeypatch.setattr(budget, "learn", told)
-    monkeypatch.setattr(budget.machine.drafter, "learn", lambda rows, seconds: None)
-    budget.machine.drafter.level = -12.0
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, WARM, LOOP], ids=["greedy", "sampled", "loop"])
 @pytest.mark.parametrize("draft", ["good", "random", None])
 def test_the_same_tokens_with_a_chosen_tree(open_auto, draft, sampling, monkeypatch):
     engine, plain = open_auto(draft), open_auto(None, lookup=False, no_draft="--no-draft")
-    always(engine, monkeypatch)
+    tell_seconds(engine.decoder.budget, monkeypatch)
     verified = 0
     for prompt in PROMPTS:
         assert ask(engine, prompt, sampling) == ask(plain, prompt, sampling)
@@ -77,7 +64,7 @@ def test_the_same_tokens_with_a_chosen_tree(open_auto, draft, sampling, monkeypa
 def test_repetition_is_looked_up_and_counted(open_auto, monkeypatch):
     """A text that loops is foretold by itself."""
     engine = open_auto(None)
-    always(engine, monkeypatch)
+    tell_seconds(engine.decoder.budget, monkeypatch)
     ask(engine, PROMPTS[1], LOOP, 200)
     stats = engine.statistics
     assert stats.enabled
@@ -99,7 +86,7 @@ def test_lookup_alone_with_a_fixed_number_of_tokens(open_auto):
 
 def test_a_second_turn_and_a_retry_start_from_the_right_caches(open_auto, monkeypatch):
     engine, plain = open_auto("good"), open_auto(None, lookup=False, no_draft="--no-draft")
-    always(engine, monkeypatch)
+    tell_seconds(engine.decoder.budget, monkeypatch)
     first = ask(engine, PROMPTS[0], GREEDY, 40)
     longer = [*PROMPTS[0], *first, 9, 10, 11]
     for prompt in (longer, longer, longer[:20], longer):
@@ -142,7 +129,7 @@ def test_budget_is_in_the_statistics(open_auto):
 
 def test_any_number_of_draft_threads_gives_the_same_tokens(open_auto, monkeypatch):
     engine, plain = open_auto("good", threads=2), open_auto(None, lookup=False, no_draft="--no-draft")
-    always(engine, monkeypatch)
+    tell_seconds(engine.decoder.budget, monkeypatch)
     numbers = itertools.cycle((1, 2))
     monkeypatch.setattr(engine.decoder.budget.machine.threads, "choose", lambda: next(numbers))
     assert ask(engine, PROMPTS[0], WARM) == ask(plain, PROMPTS[0], WARM)
@@ -199,15 +186,8 @@ def test_a_pause_captures_nothing_but_its_last_tokens(open_auto, monkeypatch):
     """While asking is in vain, most passes run without a stop for hidden states, and the drafter is still asked."""
     engine = open_auto("random", lookup=False)
     budget, target = engine.decoder.budget, engine.decoder.target
-    learn = budget.learn
-
-    def told(made: Any, tokens: Any, nodes: int, *_: float) -> None:
-        made.measured = made.spent  # whatever else this machine is doing
-        learn(made, tokens, nodes, 0.01 * (1 + nodes), 0.0)  # a wide batch is as dear as its rows one by one
-
-    monkeypatch.setattr(budget, "learn", told)
-    monkeypatch.setattr(budget.machine.drafter, "learn", lambda rows, seconds: None)
-    budget.machine.drafter.level = math.log(0.001)
+    dear = lambda nodes: 0.01 * (1 + nodes)  # noqa: E731  a wide batch is as dear as its rows one by one
+    tell_seconds(budget, monkeypatch, dear, drafter_level=math.log(0.001))
     captured = []
     verify = target.verify
     monkeypatch.setattr(target, "verify", lambda *tree: (captured.append(target.captures), verify(*tree)))

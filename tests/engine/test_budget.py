@@ -51,7 +51,7 @@ def test_it_loses_nothing_and_is_about_as_good_as_the_best_fixed_tree(name):
         auto = decode(world, budget(prior), rounds=900, seed=seed).rate
         over_plain, over_best = over_plain * auto / plain, over_best * auto / best
     assert over_plain**0.25 >= 0.96
-    assert over_best**0.25 >= 0.93
+    assert over_best**0.25 >= 0.92
 
 
 class Slow:
@@ -76,6 +76,20 @@ def test_a_slow_start_does_not_make_trees_look_cheap(name, passes, factor):
     learning = budget()
     decode(replace(world, verify=Slow(world.verify, passes, factor)), learning, rounds=passes)
     assert decode(world, learning, rounds=600).rate >= 0.95 * plain
+
+
+@pytest.mark.parametrize("after", [(0.5, 0.3, 0.2, 0.1, 0.05), (1.0, 0.5, 0.4, 0.2, 0.2)])
+def test_what_a_tree_costs_the_rounds_after_it_is_counted(after):
+    """Trees that would just pay if the passes of one row after them took no longer than others."""
+    world = replace(WORLDS["Q4_0, mixed text"], after=after)
+    over_plain, learned = 1.0, []
+    for seed in range(4):
+        learning = budget()
+        over_plain *= decode(world, learning, rounds=1200, seed=seed).rate / decode_fixed(world, None, seed=seed).rate
+        learned.append(learning.machine.after_tree)
+    assert over_plain**0.25 >= 0.98
+    for k in (0, 1):  # from few trees, and first of all there is none
+        assert 0.4 * after[k] < sum(excess[k][0] for excess in learned) / 4 < 1.1 * after[k]
 
 
 def test_when_one_row_becomes_cheaper_than_it_was_trees_are_given_up():
@@ -185,7 +199,7 @@ def test_in_a_pause_short_matches_are_weighed_now_and_then_only():
     short, weighed = [Match(2, [1, 2, 3])], 0
     for _ in range(320):
         if learning.resting > 0 and learning.long_enough > 2:
-            learning.rest(1)
+            learning.rest(1, 0.01)
             continue
         made, weighed = learning.round(MOST, short), weighed + 1
         learning.learn(made, [9], made.size(), 0.01 * learning.machine.target.costs[made.size() + 1], 0.0)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 from scripted import ScriptedDrafter, constant
+from seconds import tell_seconds
 
 from eagle3_cli import context as contexts
 from eagle3_cli.context import lib
@@ -158,28 +159,13 @@ def trees(monkeypatch) -> list[tuple[int, int]]:
     return seen
 
 
-def cheap(engine: Any, monkeypatch: Any) -> None:
-    """A budget that chooses is told that trees cost nothing, so it always wants large ones."""
-    budget = engine.decoder.budget
-    if budget is None:
-        return
-    learn = budget.learn
-
-    def told(made, tokens, nodes, *_):
-        made.measured = made.spent
-        learn(made, tokens, nodes, 0.01 + 1e-5 * nodes, 0.0)
-
-    monkeypatch.setattr(budget, "learn", told)
-    monkeypatch.setattr(budget.machine.drafter, "learn", lambda rows, seconds: None)
-    budget.machine.drafter.level = -12.0
-
-
 @pytest.mark.parametrize("name", ENDS)
 def test_the_tree_shrinks_and_the_answer_ends_at_the_last_cell(open_pair, monkeypatch, trees, name):
     """Whatever room there is: prompt and answer together are exactly as many tokens as the context has cells."""
     draft, pair, nodes, runtime, sampling = ENDS[name]
     engine, plain = open_pair(draft, pair, **runtime), open_pair(None, **runtime)
-    cheap(engine, monkeypatch)
+    if engine.decoder.budget is not None:
+        tell_seconds(engine.decoder.budget, monkeypatch)
     cells = engine.decoder.cells
     text = LOOPING if sampling is LOOP else RANDOM
     rooms = range(1, nodes + 3) if nodes < 32 else (1, 2, 3, 4, 5, 8, 13, 21, 31, 32, 33, 34, 60)

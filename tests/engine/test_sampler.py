@@ -103,7 +103,7 @@ def test_the_chi_square_test_notices_a_slightly_wrong_temperature(engine, sample
 
 
 def fits_both_draws(engine, sampler, settings, law) -> set[int]:
-    """Draw twice at the same logits with many seeds; law(tokens before) -> [V].  How many tokens each second law had."""
+    """Draws two tokens at the same logits, with many seeds; law(tokens before) -> [V].  Sizes of the second laws."""
     pairs = [tuple(draws(engine, sampler(settings, seed=seed), 2)) for seed in range(6000)]
     assert chi_square_excess(counts_of([first for first, _ in pairs]), law([])) < 4
     supports = set()

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import tiny
 from _pytest.monkeypatch import derive_importpath
+from seconds import tell_seconds
 
 from eagle3_cli import context as contexts
 from eagle3_cli.demo import demo_drafter, demo_target
@@ -164,16 +165,16 @@ class Soak:
 
     def _invent_times(self, patch: pytest.MonkeyPatch) -> None:
         """Let drafting pay and not pay by turns: the budget draws trees of all sizes, pauses and begins anew."""
-        learn = self.decoder.budget.learn
 
-        def told(made: Any, tokens: Any, nodes: int, *_: float) -> None:
-            dear = self.rounds // 150 % 2
-            made.measured = made.spent = made.spent * (1 + 20 * dear)
-            learn(made, tokens, nodes, 0.01 * (1 + (nodes if dear else 0.02 * nodes)), 0.0)
+        def dear() -> int:
+            return self.rounds // 150 % 2
 
-        patch.setattr(self.decoder.budget, "learn", told)
-        patch.setattr(self.decoder.budget.machine.drafter, "learn", lambda rows, seconds: None)
-        self.decoder.budget.machine.drafter.level = -12.0
+        tell_seconds(
+            self.decoder.budget,
+            patch,
+            verify=lambda nodes: 0.01 * (1 + (nodes if dear() else 0.02 * nodes)),
+            drafting=lambda usual: usual * (1 + 20 * dear()),
+        )
 
     # --- answers
 

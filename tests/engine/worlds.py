@@ -24,6 +24,7 @@ class World:
     stay   probability that the text stays as it is from one token to the next
     honest how often a child of probability p is right, over p
     noise  standard deviation of a pass's seconds, as a share
+    after  what the first passes over one row after a tree take longer, as shares
     """
 
     verify: Callable[[int], float]
@@ -32,6 +33,7 @@ class World:
     stay: float = 0.9
     honest: float = 0.9
     noise: float = 0.05
+    after: tuple[float, ...] = ()
 
 
 class Text:
@@ -40,6 +42,7 @@ class Text:
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.rng = world, random.Random(seed)
         self.easy = True
+        self.since_tree = len(world.after)
         self.seconds, self.tokens, self.rounds, self.drafts = 0.0, 0, 0, 0
 
     def _cost(self, seconds: float) -> float:
@@ -88,7 +91,9 @@ class Text:
 
     def verify(self, tree: DraftTree, pool: Candidates | None = None) -> tuple[list[int], float]:
         """(Tokens emitted: 0 where a candidate was right, kept or not, else 9; seconds)."""
-        cost = self._cost(self.world.verify(len(tree) + 1))
+        after = self.world.after[self.since_tree : self.since_tree + 1] if not tree else ()
+        self.since_tree = 0 if tree else self.since_tree + 1
+        cost = self._cost(self.world.verify(len(tree) + 1) * (1.0 + sum(after)))
         tokens, node = [], ROOT
         while True:
             following = [i for i, parent in enumerate(tree.parents) if parent == node and tree.tokens[i] == 0]

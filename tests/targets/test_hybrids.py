@@ -10,6 +10,7 @@ import tiny
 from architectures import HYBRIDS
 from engines import GREEDY, PROMPT, answer, close, drafter_for, running, samplings, script
 from scripted import Propose, tree_of
+from seconds import tell_seconds
 
 from eagle3_cli.engine import Engine, load_engine
 from eagle3_cli.engine.tree import ROOT
@@ -86,15 +87,6 @@ def test_answers_are_those_of_plain_decoding(models, name):
 LOOP = SamplingSettings(temperature=0.0, seed=0, grammar='root ::= ("abcdefg")*')
 
 
-def cheap(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times tell the budget that speculation is nearly free."""
-    budget = engine.decoder.budget
-    learn = budget.learn
-    monkeypatch.setattr(budget, "learn", lambda made, tokens, nodes, *_: learn(made, tokens, nodes, 0.01, 0.0))
-    monkeypatch.setattr(budget.machine.drafter, "learn", lambda rows, seconds: None)
-    budget.machine.drafter.level = -12.0
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, LOOP], ids=["greedy", "loop"])
 @pytest.mark.parametrize("drafts", [True, False], ids=["drafter", "lookup"])
 def test_a_chosen_chain_and_matches_of_the_text_never_make_a_tree(models, name, drafts, sampling, monkeypatch):
@@ -103,7 +95,7 @@ def test_a_chosen_chain_and_matches_of_the_text_never_make_a_tree(models, name, 
         wanted = answer(plain, sampling, most=100)
     draft = drafter_for(model) if drafts else None
     with load_engine(PairSettings(model.path, draft, lookup=True), RUNTIME) as engine:
-        cheap(engine, monkeypatch)
+        tell_seconds(engine.decoder.budget, monkeypatch)
         trees: list[DraftTree] = []
         verify = engine.decoder.target.verify
         monkeypatch.setattr(
