@@ -22,6 +22,7 @@ SURE = 0.15  # natural log by which a batch of one row has to be off to say some
 REACH = 0.3  # natural log of the ratio of two widths that learn from each other
 TRUSTED = 10.0  # observations of a width that count, at most
 MOVED = 0.02  # natural log by which a width has to move before the curve is computed anew: that takes 1 ms ...
+UNSURE = 0.5  # observations that a first one counts for which was slower than foreseen
 FEW = 3  # ... unless the width was observed so seldom
 
 Points = Mapping[int, float]
@@ -110,6 +111,9 @@ class Curve:
                 self.level += off
             return 0.0
         self._outliers = 0
+        if rows > 1 and count == 0 and off > 0:  # the first one may pay for cold memory; the next one will tell
+            self._seen[rows] = (correction, UNSURE)
+            return 0.0
         self._seen[rows] = (correction, count + 1)
         if rows == 1:
             return self._learn_level(off, early=count < FEW, fresh=fresh)
@@ -181,7 +185,7 @@ class Curve:
             raise ValueError("costs out of range")
         # counts are cut, so that a machine that has changed is learned again; one row's seconds at once
         self._seen = {w: (correction, min(count, TRUSTED if w > 1 else 1)) for w, (correction, count) in found.items()}
-        self.level, self._costs = level, None
+        self.level, self._costs, self._pulled = level, None, {}
 
 
 def _number(value: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
@@ -61,6 +62,7 @@ class Engine:
         self._reason = reason
         self._owned = owned
         self.models: Mapping[Path, Model] = {}  # by file
+        self.template_variables: Mapping[str, Any] = {}  # what its chat template gets beside the conversation
         self.learned: Path | None = None  # the file that what the budget learns is kept in
         self.load_s = 0.0
         self.statistics = self._new_statistics()
@@ -77,7 +79,7 @@ class Engine:
 
     def render(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation by the target's chat template, up to where the answer starts."""
-        return render_prompt(self.decoder.model, messages)
+        return render_prompt(self.decoder.model, messages, self.template_variables)
 
     def effective(self, sampling: SamplingSettings) -> SamplingSettings:
         """The same with the seed that `stream` will use."""
@@ -109,10 +111,10 @@ class Engine:
         self.close()
 
 
-def render_prompt(model: Model, messages: Sequence[dict[str, str]]) -> list[int]:
+def render_prompt(model: Model, messages: Sequence[dict[str, str]], more: Mapping[str, Any] | None = None) -> list[int]:
     """Token ids of a conversation by the model's own chat template, up to where the answer starts; one BOS in front
-    where the model wants it.  PromptError where the template refuses."""
-    return tokenize_rendered(model, render_chat(model, messages))
+    where the model wants it.  more: variables of the template.  PromptError where the template refuses."""
+    return tokenize_rendered(model, render_chat(model, messages, more))
 
 
 def tokenize_rendered(model: Model, text: str) -> list[int]:
@@ -146,6 +148,18 @@ def load_engine(
         raise
     engine.load_s = engine.statistics.load_s = time.perf_counter() - started
     return engine
+
+
+def _template_variables(pair: PairSettings, model: Model) -> dict[str, Any]:
+    """What the chat template gets beside the conversation.  OptionError for what it does not look at."""
+    variables = pair.template_variables()
+    for name in variables:
+        if not re.search(rf"\b{re.escape(name)}\b", model.chat_template or ""):
+            raise OptionError(
+                f"--chat-template-kwargs: the chat template of {pair.target.name} does not use {name}.",
+                "Leave it out.",
+            )
+    return variables
 
 
 def _feedback(pair: PairSettings, info: DrafterInfo) -> str:
@@ -214,6 +228,7 @@ class _Loader:
         model = self._model("target", pair.target)
         if not model.generates_text:
             raise FileError(f"{pair.target}: {model.description} does not generate text.")
+        variables = _template_variables(pair, model)
         recurrent = not model.keeps_every_position
         if recurrent and pair.drafts:
             shape = _chain(pair, shape, model)
@@ -228,7 +243,7 @@ class _Loader:
         lookup = Lookup() if pair.lookup else None
         decoder = Decoder(model, target, drafter, shape, budget, lookup, chain=recurrent)
         engine = Engine(decoder, settings, pair.no_draft, self.owned)
-        engine.models = self.models
+        engine.models, engine.template_variables = self.models, variables
         if budget:
             files = {"target": pair.target, "draft": pair.draft}
             files |= {f"lora {i} x {lora.scale}": lora.path for i, lora in enumerate(pair.loras)}
@@ -324,6 +339,7 @@ class _Loader:
             "flash_attn": self.flash_attention,
             "cache_type_k": self.runtime.cache_type_k,
             "cache_type_v": self.runtime.cache_type_v,
+            "chat_template_kwargs": pair.template_variables(),
             "lookup": pair.lookup,
             "draft_depth": shape.depth if drafts or pair.lookup else None,
             "draft_width": shape.width if drafts else None,
