@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,6 +79,7 @@ def load(
     *,
     lookup: bool = True,
     loras: Iterable[File | Lora] = (),
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Pair:
@@ -88,12 +89,15 @@ def load(
     draft     its EAGLE-3 drafter; without it n-gram matches of the text are proposed, or nothing where lookup is False
     lookup    such matches join the drafter's tree, too, unless `nodes` fixes it
     loras     adapters on the target
+    chat_template_kwargs   further variables of its chat template, like {"enable_thinking": False}
     progress  is given ("target" or "drafter", fraction done), in another thread; what it raises ends the load
     options   fields of RuntimeSettings (ctx_size, threads, ...) and depth, width, nodes, feedback of PairSettings
     """
     known = [*_PAIR, *(f.name for f in fields(RuntimeSettings))]
     _refuse_unknown(options, known)
     pair = _pair_settings(target, draft, lookup, loras, options)
+    if chat_template_kwargs:
+        pair = replace(pair, chat_template_kwargs=_json("chat_template_kwargs", chat_template_kwargs))
     return Pair(_load(pair, RuntimeSettings(**_typed(RuntimeSettings, options)), progress))
 
 
@@ -366,11 +370,14 @@ def _answer_settings(options: Mapping[str, Any]) -> tuple[SamplingSettings, Limi
 def _grammar(schema: Mapping[str, Any] | str) -> str:
     from .llama import schema_to_gbnf
 
+    return schema_to_gbnf(schema if isinstance(schema, str) else _json("schema", schema))
+
+
+def _json(name: str, value: Mapping[str, Any]) -> str:
     try:
-        text = schema if isinstance(schema, str) else json.dumps(schema)
+        return json.dumps(value)
     except (TypeError, ValueError) as error:
-        raise OptionError(f"schema: expected what JSON can say: {error}.") from error
-    return schema_to_gbnf(text)
+        raise OptionError(f"{name}: expected what JSON can say: {error}.") from error
 
 
 def _with_lists(options: Mapping[str, Any]) -> dict[str, Any]:

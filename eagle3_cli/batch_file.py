@@ -51,7 +51,8 @@ def settings_of(pair: PairSettings, runtime: RuntimeSettings, defaults: Defaults
         usual[name], own[name] = getattr(RuntimeSettings(), name), getattr(runtime, name)
     changed = {name: value for name, value in own.items() if value != usual[name] and value is not False}
     loras = {"loras": [[str(lora.path), lora.scale] for lora in pair.loras]} if pair.loras else {}
-    files = {"target": str(pair.target), **loras}
+    template = {"chat_template_kwargs": pair.template_variables()} if pair.chat_template_kwargs else {}
+    files = {"target": str(pair.target), **loras, **template}
     return {**files, **{name: _short(value) for name, value in json_ready(changed).items()}}
 
 

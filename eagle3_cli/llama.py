@@ -11,11 +11,11 @@ import ctypes
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import _native, grammars, templates
+from . import _native, grammars, templates, thinking
 from .errors import BackendError, FileError, LlamaError, OptionError, PromptError
 from .huge_pages import ask_for, new_memory, private_memory
 from .interrupt import called_from_c, check, stop_wanted
@@ -240,17 +240,25 @@ class Model:
         return list(ids[:n])
 
     def piece(self, token: int) -> bytes:
-        """The bytes that a token prints; empty for control tokens.  May be part of a character."""
+        """The bytes that a token prints; empty for control tokens but those around thinking.  May be part of a
+        character."""
         if token not in self._pieces:
-            size = 64
-            while True:
-                buffer = ctypes.create_string_buffer(size)
-                n = lib.llama_token_to_piece(self.vocab, token, buffer, size, 0, False)
-                if n >= 0:
-                    break
-                size = -n
-            self._pieces[token] = buffer.raw[:n]
+            found = self._printed(token, special=False)
+            if not found:
+                tag = self._printed(token, special=True)
+                found = tag if tag in thinking.TAGS else b""
+            self._pieces[token] = found
         return self._pieces[token]
+
+    def _printed(self, token: int, special: bool) -> bytes:
+        """special: control tokens print their names."""
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = lib.llama_token_to_piece(self.vocab, token, buffer, size, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
 
     def is_end(self, token: int) -> bool:
         """Does this token end an answer (end of text, of turn, of message)?"""
@@ -297,13 +305,15 @@ class Model:
             self.handle = None
 
 
-def render_chat(model: Model, messages: Sequence[dict[str, str]]) -> str:
-    """The prompt text of a conversation by the model's own chat template, up to where the answer starts."""
+def render_chat(model: Model, messages: Sequence[dict[str, str]], more: Mapping[str, Any] | None = None) -> str:
+    """The prompt text of a conversation by the model's own chat template, up to where the answer starts.  more: further
+    variables for it."""
     template = model.chat_template
     if template is None:
         raise PromptError(f"{model.path.name}: has no chat template.", "Use --raw to send the prompt as it is.")
     variables = {
         **dict.fromkeys(("functions", "function_call", "tools", "tool_choice")),  # llama-cpp-python: there are none
+        **(more or {}),
         "messages": list(messages),
         "add_generation_prompt": True,
         "bos_token": model.token_text(model.bos),

@@ -63,6 +63,13 @@ def _closes(line: str, fence: str) -> bool:
     return len(mark) >= len(fence) and mark == fence[0] * len(mark)
 
 
+def code_blocks(text: str) -> list[str]:
+    """What stands in the fenced blocks of a Markdown text, in order."""
+    from markdown_it import MarkdownIt
+
+    return [token.content for token in MarkdownIt("commonmark").parse(text) if token.type == "fence"]
+
+
 def drawn(block: str, columns: int) -> str:
     """A block's lines for a terminal of so many columns, with the colours that it has and NO_COLOR leaves.
 

@@ -6,6 +6,7 @@ Defaults of the samplers are llama.cpp's own.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
@@ -21,6 +22,7 @@ FEEDBACK = ("auto", "pre", "post")  # what a drafter step hands on: its output b
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ: a context with more cannot be made
 MOST_LEVELS = 64  # of a draft tree
 DEFAULT_CONTEXT = 8192  # tokens of context where nobody names a number and the target was trained with more
+TEMPLATE_VARIABLES = ("messages", "add_generation_prompt", "bos_token", "eos_token")  # of every chat template
 DRAFTER_ROWS = 128  # rows of one drafter batch: its logits cover the target's vocabulary, for every row
 C_INT_MAX = 2**31 - 1
 
@@ -303,6 +305,7 @@ class PairSettings:
                 what the drafter's file says
     lookup      n-gram matches of the text are candidates, too: with a chosen budget, or alone without a drafter
     loras       adapters on the target
+    chat_template_kwargs   further variables of the target's chat template, a JSON object as text; empty: none
     """
 
     target: Path
@@ -314,9 +317,27 @@ class PairSettings:
     feedback: str = "auto"
     lookup: bool = False
     loras: tuple[Lora, ...] = ()
+    chat_template_kwargs: str = ""
 
     def __post_init__(self) -> None:
         check_name("--feedback", self.feedback, FEEDBACK)
+        self.template_variables()
+
+    def template_variables(self) -> dict[str, Any]:
+        """`chat_template_kwargs`, read.  OptionError where it is no JSON object, or sets what a conversation sets."""
+        try:
+            found = json.loads(self.chat_template_kwargs or "{}")
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise OptionError(
+                f"--chat-template-kwargs: expected a JSON object, got {self.chat_template_kwargs[:60]}.",
+                "For example '{\"enable_thinking\": false}'.",
+            )
+        for name in found:
+            if name in TEMPLATE_VARIABLES:
+                raise OptionError(f"--chat-template-kwargs: {name} is set by the conversation.", "Leave it out.")
+        return found
 
     @property
     def drafts(self) -> bool:

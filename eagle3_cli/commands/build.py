@@ -62,7 +62,12 @@ _USELESS: list[Useless] = [
     ),
     (("no_lookup",), lambda f: f["draft_tokens"] is not None, "with a fixed --draft-tokens", "draft_tokens"),
     (("gpu_layers",), lambda f: f["device"] == "cpu" and f["gpu_layers"] != 0, "with --device cpu", "device"),
-    (("system",), lambda f: f.get("raw", False), "with --raw, which sends the prompt as it is", "raw"),
+    (
+        ("system", "chat_template_kwargs"),
+        lambda f: f.get("raw", False),
+        "with --raw, which sends the prompt as it is",
+        "raw",
+    ),
     (("quiet",), lambda f: f.get("stats", False), "with --stats", "stats"),
     (("show_drafts",), lambda f: f["no_draft"], "with --no-draft", "no_draft"),
     (("show_drafts",), lambda f: f["draft_tokens"] == 0, "with --draft-tokens 0", "draft_tokens"),
@@ -167,6 +172,7 @@ def pair_settings(flags: Flags) -> PairSettings:
         draft=None if pair.no_draft or lookup else Path(draft).expanduser() if draft else demo.demo_drafter(),
         no_draft=pair.no_draft,
         loras=_loras(flags),
+        chat_template_kwargs=flags.get("chat_template_kwargs") or "",
         **({} if pair.no_draft else drafting),
     )
     settings.tree(on_gpu=False)  # checks the ranges before a model is loaded

@@ -13,7 +13,7 @@ import click
 from .. import sessions
 from ..errors import FileError, InputError
 from ..interrupt import gentle_interrupt
-from ..prompt import clean
+from ..prompt import clean, read_text
 from . import chat_settings, chat_stats
 from .conversation import Conversation
 
@@ -41,6 +41,7 @@ COMMANDS = {
     "/help": Command("this list"),
     "/system": Command(f"show or change the system message; {NO_SYSTEM}: without one", "[TEXT]"),
     "/reset": Command("forget the conversation (also /clear)"),
+    "/read": Command("put a file's text before the next message", "FILE", "file"),
     "/retry": Command("answer the last message again"),
     "/undo": Command("take the last message and its answer back"),
     "/edit": Command("change the last message in $VISUAL or $EDITOR, and answer that"),
@@ -115,10 +116,12 @@ class Commands:
         self.conversation, self.pair = conversation, pair
         self.console = conversation.console
         self.file = ""  # where the conversation was saved, or came from
+        self.before: list[str] = []  # texts of files that go before the next message
         self._does: Mapping[str, Callable[[str], None]] = {
             "/help": lambda _: self.console.report("\n".join(HELP)),
             "/system": self._system,
             "/reset": self._reset,
+            "/read": self._read,
             "/retry": self._retry,
             "/undo": self._undo,
             "/edit": self._edit,
@@ -145,7 +148,8 @@ class Commands:
             self.console.error(error.message, error.hint)
             return True
         if isinstance(asked, Said):
-            talk.turn(asked.text)
+            text, self.before = "\n\n".join([*self.before, asked.text]), []
+            talk.turn(text)
         return True
 
     def _system(self, text: str) -> None:
@@ -158,7 +162,17 @@ class Commands:
 
     def _reset(self, _: str) -> None:
         self.conversation.reset()
+        self.before = []
         self.console.note("(forgotten)")
+
+    def _read(self, name: str) -> None:
+        if not name:
+            raise InputError("/read: expected the name of a file.", "For example /read notes.txt.")
+        text = read_text(name, "/read")
+        if not text.strip():
+            raise InputError(f"/read {name}: is empty.")
+        self.before.append(text)
+        self.console.note(f"({len(text)} characters of {name} go before the next message)")
 
     def _retry(self, _: str) -> None:
         sampling = self.conversation.sampling

@@ -65,7 +65,7 @@ def chosen(words: str) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"/model: {error}.", EXPECTED) from error
     pair: dict[str, Any] = {"target": None if target == DEMO else target, "draft": None, "no_draft": False}
-    pair |= {"lora": (), "lora_scaled": ()}
+    pair |= {"lora": (), "lora_scaled": (), "chat_template_kwargs": None}
     match rest:
         case _ if target.startswith("-"):
             pass

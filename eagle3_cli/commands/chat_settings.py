@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
 from ..errors import InputError, OptionError
 from ..settings import FLAGS, Limits, SamplingSettings
+from .build import samplers
 
 SHORT = {flag: name for name, flag in FLAGS.items()}
 UNSET = -1  # stands for None, as on the command line
 
 # name -> what a value is
-KINDS: dict[str, type[int] | type[float]] = {
+KINDS: dict[str, Callable[[str], Any]] = {
     **{f.name: type(f.default) for f in fields(SamplingSettings) if isinstance(f.default, (int, float))},
+    "samplers": samplers,
     "seed": int,
     "max_tokens": int,
 }
@@ -34,8 +37,8 @@ def changed(name: str, value: str, sampling: SamplingSettings, limits: Limits) -
     name = SHORT.get(name, name)
     if name not in KINDS:
         raise InputError(f"/set {name}: no such setting. There are {', '.join(KINDS)}.")
-    number = _number(name, value)
-    changes: dict[str, Any] = {name: None if name in ("seed", "max_tokens") and number == UNSET else number}
+    found = _read(name, value)
+    changes: dict[str, Any] = {name: None if name in ("seed", "max_tokens") and found == UNSET else found}
     try:
         if name == "max_tokens":
             limits = replace(limits, **changes)
@@ -55,7 +58,7 @@ def without_effect(name: str, sampling: SamplingSettings) -> str | None:
     return words
 
 
-def _number(name: str, value: str) -> int | float:
+def _read(name: str, value: str) -> Any:
     kind = KINDS[name]
     try:
         return kind(value)
@@ -68,4 +71,6 @@ def _value(name: str, sampling: SamplingSettings, limits: Limits) -> str:
     value = getattr(limits if name == "max_tokens" else sampling, name)
     if value is None:
         return f"{UNSET} ({'a new one for every answer' if name == 'seed' else 'the context'})"
+    if isinstance(value, tuple):
+        return ";".join(value)
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import Console
-from ..errors import OptionError
+from ..errors import Eagle3Error, OptionError
 from ..logprobs import MOST
-from ..messages import Messages, asking, has_system, read_messages
+from ..markdown import code_blocks
+from ..messages import Messages, asking, has_system, read_messages, shown
 from ..prompt import STDIN, PromptSource, read_prompt
 from ..settings import MAX_SEQUENCES, as_dict, check_range
 from . import build
@@ -43,7 +44,9 @@ _USELESS: list[build.Useless] = [
         "with --batch, which prints one JSON document per line anyway",
         "batch",
     ),
-    (("trace",), lambda f: f["batch"] is not None, "with --batch", "batch"),
+    (("trace", "extract", "extract_last"), lambda f: f["batch"] is not None, "with --batch", "batch"),
+    (("extract", "extract_last"), lambda f: f["as_json"], "with --json", "as_json"),
+    (("extract",), lambda f: f["extract_last"], "with --extract-last", "extract_last"),
     (("logprobs",), lambda f: not f["as_json"] and f["batch"] is None, "without --json or --batch", "as_json"),
     (("hide_thinking", "messages"), lambda f: f["raw"], "with --raw, which leaves the chat template out", "raw"),
 ]
@@ -90,6 +93,8 @@ _USELESS: list[build.Useless] = [
 @system_option
 @option("Options", "--raw", is_flag=True, help="Send the prompt as it is, without the chat template.")
 @option("Options", "--json", "as_json", is_flag=True, help="Print one JSON document at the end.")
+@option("Options", "-x", "--extract", is_flag=True, help="Print the answer's first code block alone, once it is whole.")
+@option("Options", "--extract-last", "--xl", is_flag=True, help="The same of the last one.")
 @option(
     "Options",
     "--logprobs",
@@ -119,6 +124,7 @@ def generate(console: Console, words: tuple[str, ...], **flags: Any) -> None:
       cat notes.txt | eagle3 generate "Summarise:"
       eagle3 generate -f notes.txt -p "Summarise:" -n 200 --temp 0
       eagle3 generate "Three colours" --json-schema @colours.json --json | jq .text
+      eagle3 generate -x "A bash script that counts files" > count.sh
       eagle3 generate --messages chat.json "And in one sentence?"
       eagle3 generate --batch prompts.jsonl -o answers.jsonl -n 200
       eagle3 generate --raw "Once upon a time" --target llama.gguf --draft llama-eagle3.gguf --stats
@@ -140,7 +146,7 @@ def _answer_one(console: Console, words: tuple[str, ...], flags: Mapping[str, An
     sampling, limits = build.sampling_settings(flags), build.limits(flags)
     pair, runtime = build.pair_settings(flags), build.runtime_settings(flags)
     prompt = _prompt(console, words, flags)
-    as_json, hidden = flags["as_json"], flags["hide_thinking"]
+    as_json, hidden, extract = flags["as_json"], flags["hide_thinking"], flags["extract"] or flags["extract_last"]
     likeliest = flags["logprobs"] if as_json else None
 
     with loaded(pair, runtime, console) as engine:
@@ -149,7 +155,8 @@ def _answer_one(console: Console, words: tuple[str, ...], flags: Mapping[str, An
         answer = Answer() if isinstance(prompt, str) else thoughtful(engine, tokens)
         trace = _traced(flags["trace"], engine, pair.target.name, prompt)
         pieces = engine.stream(tokens, sampling, limits, *watching(console, likeliest, trace.round if trace else None))
-        show, aside = (ignore, ignore) if as_json else (console.text, ignore if hidden else console.aside)
+        show = ignore if as_json or extract else console.text
+        aside = ignore if as_json or hidden else console.aside
         try:
             collect(seen_by(trace, pieces) if trace else pieces, answer, show, aside=aside)
             if trace:
@@ -158,12 +165,22 @@ def _answer_one(console: Console, words: tuple[str, ...], flags: Mapping[str, An
             console.end_text()
             if trace and answer.tokens:  # also of an answer that was interrupted
                 trace.write()
+        if extract:
+            console.text(_code(answer.text, -1 if flags["extract_last"] else 0))
+            console.end_text()
         if as_json:
             how = {"raw": flags["raw"], "system": _system(prompt), "logprobs": likeliest}
             facts = {**answer.thoughts(hidden), **answer.logprobs(engine, likeliest)}
             console.document(document(answer, engine, facts, {**as_dict(sampling), **as_dict(limits), **how}))
         if flags["stats"]:
             console.report(summary(engine.statistics))
+
+
+def _code(text: str, which: int) -> str:
+    blocks = code_blocks(text)
+    if not blocks:
+        raise Eagle3Error(f"--extract: expected a code block in the answer, got {shown(text)}.", "Ask for one.")
+    return blocks[which]
 
 
 def _prompt(console: Console, words: tuple[str, ...], flags: Mapping[str, Any]) -> str | Messages:

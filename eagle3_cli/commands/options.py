@@ -266,8 +266,13 @@ raw_output_option: Decorator[Any] = option(
     "Options", "--raw-output", is_flag=True,
     help=r"Send control characters of the answer to a terminal; else they are shown (\u001b).",
 )  # fmt: skip
+template_option: Decorator[Any] = option(
+    "Options", "--chat-template-kwargs", type=TEXT, metavar="JSON",
+    help="""Further variables of the chat template, as '{"enable_thinking": false}'.""",
+)  # fmt: skip
 answer_options: Decorator[Any] = together(
-    raw_output_option, pair_options, draft_options, limit_options, sampling_options, form_options, runtime_options,
+    raw_output_option, template_option, pair_options, draft_options, limit_options, sampling_options, form_options,
+    runtime_options,
 )  # fmt: skip
 system_option: Decorator[Any] = option("Options", "--system", type=TEXT, metavar="TEXT", help="System message.")
 hide_thinking_option: Decorator[Any] = option(

@@ -55,6 +55,7 @@ class FakeEngine:
             "target": str(self.pair.target),
             "draft": str(self.pair.draft) if self.pair.draft else None,
             "loras": [[str(lora.path), lora.scale] for lora in self.pair.loras],
+            "chat_template_kwargs": self.pair.template_variables(),
             "lookup": self.pair.lookup,
             "ctx_size": self.runtime.ctx_size or 8192,
             "batch_size": self.runtime.batch,

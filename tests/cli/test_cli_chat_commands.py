@@ -105,6 +105,15 @@ def test_three_words_leave(piped, word):
     assert piped("hi", word, "more").out == "Hello world\n"
 
 
+def test_files_go_before_the_next_message_and_only_that(piped, eagle3, tmp_path):
+    (tmp_path / "a b.txt").write_text("Rain.\n\nSnow.\n")
+    (tmp_path / "c.txt").write_text("Sun.\n")
+    piped(f"/read {tmp_path}/a b.txt", f"/read {tmp_path}/c.txt", "Summarise.", "/reset", "two")
+    assert eagle3.engine.prompts == ["<user>Rain.\n\nSnow.\n\nSun.\n\nSummarise.", "<user>two"]
+    piped(f"/read {tmp_path}/c.txt", "/reset", "three")
+    assert eagle3.engine.prompts[-1] == "<user>three"
+
+
 def test_clear_is_reset(piped, eagle3):
     piped("one", "/clear", "two")
     assert eagle3.engine.prompts[-1] == "<user>two"
@@ -116,6 +125,9 @@ def test_clear_is_reset(piped, eagle3):
         ("/load", "/load: expected the name of a file"),
         ("/load /no/such", "/load /no/such: No such file"),
         ("/save", "/save: expected the name of a file"),
+        ("/read", "/read: expected the name of a file"),
+        ("/read /no/such", "/read /no/such: No such file"),
+        (f"/read {os.devnull}", "is empty"),
         ("/undo", "there is no message yet"),
         ("/retry", "there is no message yet"),
         ("/set temp", "/set: expected a name and a value, got temp"),
@@ -310,6 +322,7 @@ def test_set_alone_lists_every_setting(piped):
         ("max_tokens", "0", "/set max_tokens: expected a value at least 1, got 0"),
         ("grammar", "x", "no such setting"),
         ("dry_sequence_breakers", "x", "no such setting"),
+        ("samplers", "top_k;best", "/set samplers: expected one of penalties, dry"),
     ],
 )
 def test_a_bad_setting_is_refused_by_its_name_here(name, value, words):
@@ -320,14 +333,15 @@ def test_a_bad_setting_is_refused_by_its_name_here(name, value, words):
 @pytest.mark.parametrize("name", chat_settings.KINDS)
 def test_every_setting_can_be_changed_and_unset_ones_stay(name):
     before = SamplingSettings(dry_multiplier=1.0, repeat_penalty=1.1)
-    sampling, limits, said = chat_settings.changed(name, "0.5" if name == "adaptive_decay" else "1", before, Limits())
-    assert said.partition(" (")[0] == f"{name}: {0.5 if name == 'adaptive_decay' else 1}"
-    if name == "adaptive_decay":
-        assert sampling == replace(before, adaptive_decay=0.5)
-    elif name == "max_tokens":
+    text, value = {"adaptive_decay": ("0.5", 0.5), "samplers": ("top-p;temp", ("top_p", "temperature"))}.get(
+        name, ("1", 1)
+    )
+    sampling, limits, said = chat_settings.changed(name, text, before, Limits())
+    assert said.partition(" (")[0] == f"{name}: {';'.join(value) if isinstance(value, tuple) else value}"
+    if name == "max_tokens":
         assert (sampling, limits) == (before, Limits(max_tokens=1))
     else:
-        assert (sampling, limits) == (replace(before, **{name: 1}), Limits())
+        assert (sampling, limits) == (replace(before, **{name: value}), Limits())
 
 
 @pytest.mark.parametrize(

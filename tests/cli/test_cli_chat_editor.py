@@ -149,7 +149,7 @@ def test_commands_settings_files_and_models_are_offered(tmp_path, monkeypatch):
     (tmp_path / "myfolder").mkdir()
     assert candidates("/") == [*COMMANDS, *ALIASES]
     assert candidates("/s") == ["/system", "/save", "/stats", "/set"]
-    assert candidates("/set top") == ["/set top_k", "/set top_p"]
+    assert candidates("/set top_") == ["/set top_k", "/set top_p", "/set top_n_sigma"]
     assert set(candidates("/set ")) == {f"/set {name}" for name in KINDS}
     assert candidates("/load my") == ["/load my chat.json", "/load my.gguf", "/load myfolder/"]
     assert candidates("/load my c") == ["/load my chat.json"]

@@ -76,11 +76,13 @@ CHANGES = [
     (["--raw"], {"raw": True}),
     (["--system", "be brief"], {"system": "be brief"}),
     (["--logprobs", "2"], {"logprobs": 2}),
+    (["--chat-template-kwargs", '{"enable_thinking": false}'], {"chat_template_kwargs": {"enable_thinking": False}}),
 ]
 SPECIAL = {  # tested on their own
     "words", "prompt", "files", "as_json", "stats", "quiet", "raw_output", "no_draft", "grammar_file",
     "json_schema", "json_schema_file",
     "messages", "batch", "output", "parallel", "hide_thinking", "trace",
+    "extract", "extract_last",
 }  # fmt: skip
 
 
@@ -213,6 +215,11 @@ def test_pair_from_variables_can_be_answered_plainly(eagle3, monkeypatch):
         (["--samplers", "topk;top_k"], "--samplers: expected each sampler once, got top_k twice"),
         (["--device", "cpu", "-ngl", "3"], "--gpu-layers: has no effect with --device cpu"),
         (["--raw", "--system", "x"], "--system: has no effect with --raw"),
+        (["--raw", "--chat-template-kwargs", "{}"], "--chat-template-kwargs: has no effect with --raw"),
+        (["--chat-template-kwargs", "think"], "--chat-template-kwargs: expected a JSON object, got think"),
+        (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs: expected a JSON object, got [1]"),
+        (["--chat-template-kwargs", "[" * 100_000], "--chat-template-kwargs: expected a JSON object"),
+        (["--chat-template-kwargs", '{"messages": []}'], "--chat-template-kwargs: messages is set by the conversation"),
         (["--stats", "--quiet"], "--quiet: has no effect with --stats"),
         (["--temp", "-1"], "--temp: expected a value from 0"),
         (["--temp", "nan"], "--temp: expected a value from 0"),

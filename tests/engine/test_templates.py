@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -11,8 +12,10 @@ import tiny
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from eagle3_cli import confined
-from eagle3_cli.errors import PromptError
+from eagle3_cli.engine import load_engine
+from eagle3_cli.errors import OptionError, PromptError
 from eagle3_cli.llama import Model, render_chat
+from eagle3_cli.settings import PairSettings, RuntimeSettings
 from eagle3_cli.templates import OWN, TIMES, render
 
 MESSAGES = [
@@ -58,6 +61,24 @@ GOOD = {
     "slices": "{{ messages[::-1][0].role }}{{ messages[1:] | length }}",
     "prompt": "{% if add_generation_prompt %}now{% endif %}{% if not raise_exception %}never{% endif %}",
 }
+
+
+def test_further_variables_reach_the_template_but_not_the_conversations_own(model, monkeypatch):
+    monkeypatch.setattr(Model, "chat_template", "{{ messages|length }} {{ think }} {{ tools[0].name }}")
+    assert render_chat(model, MESSAGES, {"think": False, "tools": [{"name": "f"}], "messages": []}) == (
+        f"{len(MESSAGES)} False f"
+    )
+
+
+def test_a_variable_that_the_template_does_not_use_is_refused(tiny_target):
+    settings = [
+        PairSettings(tiny_target.path, None, "--no-draft", chat_template_kwargs=json.dumps({name: "x"}))
+        for name in ("m", "enable_thinking")
+    ]
+    with load_engine(settings[0], RuntimeSettings(ctx_size=64, threads=1)) as engine:
+        assert engine.settings["chat_template_kwargs"] == {"m": "x"}
+    with pytest.raises(OptionError, match=r"the chat template of .* does not use enable_thinking"):
+        load_engine(settings[1], RuntimeSettings(ctx_size=64, threads=1))
 
 
 @pytest.mark.parametrize("name", GOOD)
