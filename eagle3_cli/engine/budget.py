@@ -45,7 +45,7 @@ AHEAD = 3  # levels that are looked ahead
 BRANCHES = 3  # children of a node that are foreseen
 MOST_BANDS = 12  # that a file may know
 BAND = 2048  # tokens of context up to which costs are learned together; the next bands end at 4 and 16 times as many
-RESTS = 31  # plain rounds after a plain one in a pause, in which nothing is weighed and learned
+RESTS = 63  # plain rounds after a plain one in a pause, in which nothing is weighed and learned
 USUAL_ROWS = 16  # of a pass of the drafter; more come after a prompt or a pause
 REMEMBERED = 8  # newest tokens whose hidden states are captured for the draft after a pause
 UNSETTLED = 5  # plain rounds after a tree that take longer than those behind them
@@ -196,16 +196,25 @@ class Budget:
         self._plain_share = 1.0  # of recent rounds
         self._hope_every, self._plain_every = HOPE_EVERY, PLAIN_FIRST
         self.hindsight = Hindsight()
+        self._rested = 0
+        self._calibration = machine.calibration(temperature_class)
+        self._long_enough: float | None = None
         self.begin(temperature_class)
 
-    def begin(self, temperature_class: str) -> None:
-        """Another answer."""
-        self._calibration = self.machine.calibration(temperature_class)
-        self._worth = self.machine.worth(temperature_class)
-        self._calibration.begin()
-        self.resting = self._rested = 0
+    def begin(self, temperature_class: str, context: int = 0) -> None:
+        """Another answer, behind so many tokens of prompt.  In the middle of a pause its first rounds rest, too."""
+        machine, before = self.machine, self._calibration
+        machine.at(context)
+        self._calibration, self._worth = machine.calibration(temperature_class), machine.worth(temperature_class)
+        if self._calibration.begin() or self._calibration is not before:
+            self._long_enough = None
         self._settling, self._by_tree = 0, False  # plain rounds since a tree, or since the prompt
-        self._long_enough: float | None = None
+        self.resting = 0
+        if machine.target.knows_one_row:
+            self._rest_in_pause()
+
+    def _rest_in_pause(self) -> None:
+        self.resting = max(int(min(RESTS, self._pause_left() - REMEMBERED)), 0)
 
     # ---- costs, in passes of the target over one row
 
@@ -379,12 +388,13 @@ class Budget:
         if hoped:
             self._since_hope, self._hope_every = 0, 2 * self._hope_every
         elif made.asks:
-            lost = made.measured + cost - made.expected * self.verify_cost(0)
+            took = made.measured + (seconds + besides) / target.seconds  # cold code and caches with it
+            lost = took - made.expected * self.verify_cost(0)
             self._worth.learn(made.expected, made.spent + cost, max(lost, LOSS))
         else:
             self._worth.plain += len(tokens)
             if not (nodes or made.captures):
-                self.resting = int(min(RESTS, self._pause_left() - REMEMBERED))
+                self._rest_in_pause()
 
     def rest(self, tokens: int, seconds: float) -> None:
         """A round was plain because of `resting`.  seconds: of its pass of the target."""

@@ -68,12 +68,14 @@ class Calibration:
         self._drafted = [Bins([0.9 * p for p in middles]) for _ in range(DEPTHS)]
         self._both = Bins([1 - 0.5 * (1 - 0.9 * p) for p in middles])
         self._looked_up = [Bins([share * p for p in BY_LENGTH]) for share in BY_RANK.values()]
-        self.begin()
-
-    def begin(self) -> None:
-        """Another text."""
         self._shift = FIRST_SHIFT  # of all n-gram logits ...
         self._odds = math.exp(-FIRST_SHIFT)  # ... and what it multiplies the odds against them by
+
+    def begin(self) -> bool:
+        """Another text.  Does that change what matches are worth?"""
+        shifted, self._shift = self._shift != FIRST_SHIFT, FIRST_SHIFT
+        self._odds = math.exp(-FIRST_SHIFT)
+        return shifted
 
     def drafted(self, depth: int, logp: float) -> float:
         """Of a child at this depth whose log probability, given the path, is logp."""

@@ -88,7 +88,7 @@ class Decoder:
             )
         most = room if limits.max_tokens is None else min(room, limits.max_tokens)
         if self.budget is not None:
-            self.budget.begin(temperature_class(sampling.temperature))
+            self.budget.begin(temperature_class(sampling.temperature), len(prompt))
         sampler = Sampler(self.model, sampling, prompt, self.cells)
         try:
             yield from _Answer(self, sampler, limits, most, stats, watch).pieces(prompt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -101,8 +102,10 @@ def test_when_one_row_becomes_cheaper_than_it_was_trees_are_given_up():
 
 
 def test_a_prior_of_quite_another_machine_is_overcome():
-    best = max(decode_fixed(WORLDS["flat"], shape).rate for shape in FIXED)
-    assert decode(WORLDS["flat"], budget(CPU_PRIORS["Q4_1"]), rounds=2000).rate >= 0.85 * best
+    world, rates = WORLDS["flat"], []
+    for seed in range(5):
+        rates.append(decode(world, budget(CPU_PRIORS["Q4_1"]), rounds=2000, seed=seed).rate)
+    assert statistics.median(rates) >= 0.8 * max(decode_fixed(world, shape).rate for shape in FIXED)
 
 
 def test_in_a_hopeless_world_the_drafter_is_hardly_asked():
