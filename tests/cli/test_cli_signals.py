@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -259,10 +260,19 @@ def test_a_reader_that_does_not_read_cannot_hold_the_command(command, environmen
     while waiting[0] < 4096:
         fcntl.ioctl(child.stdout, termios.FIONREAD, waiting)
         assert child.poll() is None
+    sleeping = 0
+    while sleeping < 10:  # in the write: a signal just before it would be handled behind it
+        sleeping = sleeping + 1 if state_of(child.pid) == "S" else 0
+        time.sleep(0.02)
     child.send_signal(number)
     assert child.wait(timeout=30) == CODES[number]
     out, err = child.communicate()
     assert (out, err) == (b"x" * 4096, b"")
+
+
+def state_of(pid: int) -> str:
+    """Of a process, as the kernel writes it: "S" sleeps, "R" runs."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_nohup_is_respected(command, environment):
