@@ -13,7 +13,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -254,25 +253,17 @@ def test_a_signal_in_a_conversion_leaves_no_half_written_file(listening, tmp_pat
 def test_a_reader_that_does_not_read_cannot_hold_the_command(command, environment, number):
     script = json.dumps([["x" * 100_000]])
     child = subprocess.Popen(command(script, "generate", "-p", "x"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             stdin=subprocess.DEVNULL, env=environment)  # fmt: skip
+                             stdin=subprocess.DEVNULL, env=environment,
+                             preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))  # fmt: skip
     fcntl.fcntl(child.stdout, fcntl.F_SETPIPE_SZ, 4096)
     waiting = array.array("i", [0])
     while waiting[0] < 4096:
         fcntl.ioctl(child.stdout, termios.FIONREAD, waiting)
         assert child.poll() is None
-    sleeping = 0
-    while sleeping < 10:  # in the write: a signal just before it would be handled behind it
-        sleeping = sleeping + 1 if state_of(child.pid) == "S" else 0
-        time.sleep(0.02)
     child.send_signal(number)
     assert child.wait(timeout=30) == CODES[number]
     out, err = child.communicate()
     assert (out, err) == (b"x" * 4096, b"")
-
-
-def state_of(pid: int) -> str:
-    """Of a process, as the kernel writes it: "S" sleeps, "R" runs."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_nohup_is_respected(command, environment):
