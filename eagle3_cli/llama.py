@@ -243,22 +243,18 @@ class Model:
         """The bytes that a token prints; empty for control tokens but those around thinking.  May be part of a
         character."""
         if token not in self._pieces:
-            found = self._printed(token, special=False)
-            if not found:
-                tag = self._printed(token, special=True)
-                found = tag if tag in thinking.TAGS else b""
-            self._pieces[token] = found
+            size = 64
+            while True:
+                buffer = ctypes.create_string_buffer(size)
+                n = lib.llama_token_to_piece(self.vocab, token, buffer, size, 0, False)
+                if n >= 0:
+                    break
+                size = -n
+            printed = buffer.raw[:n]
+            if not printed and (tag := self.token_text(token).encode()) in thinking.TAGS:
+                printed = tag
+            self._pieces[token] = printed
         return self._pieces[token]
-
-    def _printed(self, token: int, special: bool) -> bytes:
-        """special: control tokens print their names."""
-        size = 64
-        while True:
-            buffer = ctypes.create_string_buffer(size)
-            n = lib.llama_token_to_piece(self.vocab, token, buffer, size, 0, special)
-            if n >= 0:
-                return buffer.raw[:n]
-            size = -n
 
     def is_end(self, token: int) -> bool:
         """Does this token end an answer (end of text, of turn, of message)?"""

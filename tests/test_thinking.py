@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eagle3_cli import thinking
+from eagle3_cli.llama import Model
 from eagle3_cli.thinking import CHANNEL, MESSAGE, PAIRS, START, Thinking, opened_by
 
 TEXT = ["<", "think", ">", "/", " ", "\n", "a", "b c", "<th", "ink>", "</thi", "é", "\x1c", "["]
@@ -131,3 +134,13 @@ def test_an_answer_without_thinking_is_not_held_back():
 )
 def test_a_template_may_have_opened_it(prompt, opened):
     assert opened_by(list(prompt.encode()), lambda token: bytes([token])) == opened
+
+
+def test_a_tag_that_is_a_control_token_prints_its_name_and_other_control_tokens_nothing(tiny_target, monkeypatch):
+    monkeypatch.setattr(thinking, "TAGS", frozenset({b"<|im_end|>"}))
+    model = Model(tiny_target.path, [], 0)
+    try:
+        tokens = {model.token_text(token): token for token in range(model.n_vocab)}
+        assert [model.piece(tokens[name]) for name in tiny.CONTROL] == [b"", b"", b"<|im_end|>"]
+    finally:
+        model.close()

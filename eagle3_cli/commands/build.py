@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def refuse_useless_flags(flags: Flags, more: Sequence[Useless] = ()) -> None:
             if name in flags and typed(name) and useless(flags):
                 raise _useless(name, words, cause)
     if "temp" in flags:
-        for setting, (words, cause) in sampling_settings(flags).idle().items():
+        for setting, (words, cause) in _without_form(flags).idle().items():
             if typed(FLAGS.get(setting, setting)):
                 raise _useless(FLAGS.get(setting, setting), words, FLAGS.get(cause, cause))
 
@@ -207,6 +207,11 @@ def limits(flags: Flags) -> Limits:
 
 
 def sampling_settings(flags: Flags) -> SamplingSettings:
+    return replace(_without_form(flags), grammar=_grammar(flags))
+
+
+def _without_form(flags: Flags) -> SamplingSettings:
+    """All but the grammar, whose file may be a pipe and whose schema takes a process to translate."""
     numbers = {
         name: flags[FLAGS.get(name, name)] for name, value in vars(SamplingSettings()).items() if _is_number(value)
     }
@@ -215,7 +220,6 @@ def sampling_settings(flags: Flags) -> SamplingSettings:
         samplers=samplers(flags["samplers"]),
         dry_sequence_breakers=_breakers(tuple(flags["dry_sequence_breaker"])),
         logit_bias=tuple(logit_bias(text) for text in flags["logit_bias"]),
-        grammar=_grammar(flags),
         seed=None if flags["seed"] == -1 else flags["seed"],
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import click
 import pytest
@@ -247,6 +248,14 @@ def test_bad_flags_are_refused_before_loading(eagle3, flags, words, command):
     assert (result.code, result.out) == (2, "")
     assert words in result.err
     assert not eagle3.engines
+
+
+def test_a_grammar_is_read_once_for_it_may_come_from_a_pipe(eagle3):
+    ends = os.pipe()
+    os.write(ends[1], b'root ::= "a"')
+    os.close(ends[1])
+    assert settings_of(eagle3, "--grammar-file", f"/dev/fd/{ends[0]}")["grammar"] == 'root ::= "a"'
+    os.close(ends[0])
 
 
 def test_useless_value_in_a_variable_gives_way(eagle3, monkeypatch):
