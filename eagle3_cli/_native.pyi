@@ -7,6 +7,20 @@ FUNCTIONS: tuple[str, ...]
 
 def bind(addresses: Mapping[str, int | None], /) -> None: ...
 def fill(batch: int, tokens: Any, pos: Any, seq_start: Any, seqs: Any, outputs: Any, features: Any, /) -> None: ...
+def plain(
+    context: int,
+    batch: int,
+    vocab: int,
+    sampler: int,
+    n_vocab: int,
+    text: Any,
+    n: int,
+    position: int,
+    repeating: int,
+    limit: float,
+    seconds: Any,
+    /,
+) -> tuple[int, float, int, bool]: ...
 def topk(logits: int, stride: int, d2t: Any, n: int, ids: Any, logps: Any, k: int, scales: Any = None, /) -> None: ...
 def argmax(logits: int, n: int, /) -> int: ...
 def gather(rows: Any, index: Any, out: Any, /) -> None: ...

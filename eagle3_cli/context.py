@@ -36,6 +36,7 @@ _block_size = function("ggml_blck_size", ctypes.c_int64, ctypes.c_int)
 
 # A pass that may take long can be stopped: llama.cpp asks after every node of its graph, which costs about 1 ms.
 _MANY_ROWS, _LONG = 64, 0.25  # rows of it, seconds of the pass before
+AT_A_TIME = 0.02  # seconds of plain decoding in one call: text appears, and Ctrl-C is heard, that much later at most
 
 
 @lib.ggml_abort_callback
@@ -221,14 +222,43 @@ class Context:
         self._last_pass = time.perf_counter() - started
         self.seconds += self._last_pass
         check()
-        if code:
-            what = _PROCESS_ERRORS.get(code, "failed")
-            raise LlamaError(f"{self.name}: llama.cpp {what} for {len(pos)} rows (code {code}): {recent_log()}.")
+        self._check_code(code, len(pos))
         if self.capture is None or self.capture.paused:
             return
         fault = self.capture.check(len(pos))
         if fault:
             raise LlamaError(f"{self.name}: hidden states were not captured: {fault}.")
+
+    def _check_code(self, code: int, rows: int) -> None:
+        if code:
+            what = _PROCESS_ERRORS.get(code, "failed")
+            raise LlamaError(f"{self.name}: llama.cpp {what} for {rows} rows (code {code}): {recent_log()}.")
+
+    def decode_plain(
+        self, text: Any, n: int, position: int, seconds: Any, *, vocab: int = 0, sampler: int = 0, repeating: int = 0
+    ) -> tuple[int, float]:
+        """Plain decoding in one call, for at most `AT_A_TIME`; native/eagle3.h, e3_plain, says what the arguments are.
+        The capture, if there is one, has to be paused.
+
+        Returns how many tokens were emitted, and the sampler's seconds.  LlamaError as `process`, and where the logits
+        are no numbers.
+        """
+        emitted, sampling, code, no_numbers = _native.plain(
+            self.handle, self.batch, vocab, sampler, self.n_vocab, text, n, position, repeating, AT_A_TIME, seconds
+        )
+        self.seconds += float(seconds[:emitted].sum())
+        if emitted:
+            self._last_pass = float(seconds[emitted - 1])
+        check()
+        if no_numbers:
+            raise not_numbers(self.name)
+        self._check_code(code, 1)
+        return emitted, sampling
+
+    @property
+    def quick(self) -> bool:
+        """Whether the time of a call of `decode_plain` is enough for more than a pass or two."""
+        return 0 < self._last_pass < AT_A_TIME / 2 and not self._stoppable
 
     def _let_stop(self, wanted: bool) -> None:
         """Whether a signal may stop the pass to come (on a CPU; others do not ask)."""

@@ -4,6 +4,7 @@
                n-gram matches                                   pure C on arrays
    capture.c   the eval callback that copies hidden states      calls ggml through the table below
    batch.c     filling llama_batch_ext                          calls llama.cpp through the table below
+   plain.c     plain decoding, several tokens in one call       calls llama.cpp through the table below
    module.c    the Python module eagle3_cli._native             checks arguments, releases the GIL
 
    Nothing here links against llama.cpp.  Python hands over the addresses of the public functions that the
@@ -32,6 +33,11 @@ typedef struct {
     bool (*batch_set_embd)(void *batch, int32_t row, e3_embd embd);
     bool (*batch_set_pos)(void *batch, int32_t row, const int32_t *pos);
     bool (*batch_set_output)(void *batch, int32_t row, bool output);
+    int32_t (*process)(void *context, int type, void *batch);
+    const float *(*logits_ith)(void *context, int32_t row);
+    int32_t (*sample)(void *sampler, void *context, int32_t row);
+    bool (*is_end)(const void *vocab, int32_t token);
+    int64_t (*time_us)(void);
     const char *(*tensor_name)(const void *tensor);
     int64_t (*tensor_elements)(const void *tensor);
     size_t (*tensor_bytes)(const void *tensor);
@@ -117,5 +123,43 @@ typedef struct {
 
 /* Clear the batch and add the rows.  Returns NULL, or what llama.cpp refused. */
 const char *e3_batch_fill(const e3_api *api, void *batch, const e3_rows *rows);
+
+/* --- plain.c --------------------------------------------------------------------------------------- */
+
+/* Plain decoding that nobody has to look at between two tokens.  After a pass over many MB of weights the caches have
+   forgotten what an interpreter needs, so going back to it for each token costs ten times what its work takes.
+     context, batch  a llama_context and the llama_batch_ext that feeds it
+     vocab           llama_vocab; tokens that end an answer end the call.  NULL: none does
+     sampler         llama_sampler; NULL: the largest logit is taken
+     text            int32 [n + most], n > 0: the last token of the first n, the root, is decoded first; emitted tokens
+                     follow them
+     position        of the root in sequence 0
+     repeating       the call ends where the text's last `repeating` tokens occurred in it before; 0: it does not
+     limit           seconds after which no further token is begun
+     seconds         float [most] out, of each token's pass */
+typedef struct {
+    void *context, *batch;
+    const void *vocab;
+    void *sampler;
+    int32_t n_vocab;
+    int32_t *text;
+    int32_t n, most;
+    int32_t position;
+    int32_t repeating;
+    double limit;
+    float *seconds;
+} e3_plain;
+
+/* What it did.  At most one of the last three is set: then the pass behind the `emitted` tokens failed. */
+typedef struct {
+    int32_t emitted;
+    double sampling;     /* seconds in the sampler */
+    const char *refused; /* what llama_batch_ext refused, or NULL */
+    int32_t code;        /* llama_process's, or 0 */
+    bool no_numbers;     /* there are no logits, or they are not numbers */
+} e3_run;
+
+/* Decode until `most` tokens are emitted, or one of the other ends above. */
+e3_run e3_decode_plain(const e3_api *api, const e3_plain *plain);
 
 #endif

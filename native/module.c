@@ -56,6 +56,11 @@ static const struct {
     {"llama_batch_ext_set_embd_token", offsetof(e3_api, batch_set_embd)},
     {"llama_batch_ext_set_pos", offsetof(e3_api, batch_set_pos)},
     {"llama_batch_ext_set_output_logits", offsetof(e3_api, batch_set_output)},
+    {"llama_process", offsetof(e3_api, process)},
+    {"llama_get_logits_ith", offsetof(e3_api, logits_ith)},
+    {"llama_sampler_sample", offsetof(e3_api, sample)},
+    {"llama_vocab_is_eog", offsetof(e3_api, is_end)},
+    {"ggml_time_us", offsetof(e3_api, time_us)},
     {"ggml_get_name", offsetof(e3_api, tensor_name)},
     {"ggml_nelements", offsetof(e3_api, tensor_elements)},
     {"ggml_nbytes", offsetof(e3_api, tensor_bytes)},
@@ -141,6 +146,49 @@ static PyObject *fill(PyObject *self, PyObject *args) {
     for (int i = 0; i < 6; i++) release(&a[i]);
     if (!ok) return NULL;
     Py_RETURN_NONE;
+}
+
+/* --- plain ----------------------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(plain_doc,
+             "plain(context, batch, vocab, sampler, n_vocab, text, n, position, repeating, limit, seconds)\n--\n\n"
+             "Decode plainly; see e3_plain for the arguments.  The first four are addresses, vocab and sampler may be 0.\n"
+             "text int32 and seconds float32 are written; seconds has room for `most` tokens, text for `most` behind n.\n"
+             "Returns (emitted, seconds in the sampler, code, no numbers); ValueError says what llama.cpp refused.");
+
+static PyObject *plain(PyObject *self, PyObject *args) {
+    PyObject *addresses[4], *text, *seconds;
+    void *pointers[4];
+    Array tokens = {.held = false}, took = {.held = false};
+    e3_plain p = {0};
+    e3_run run = {0};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOOiOiiidO", addresses, addresses + 1, addresses + 2, addresses + 3, &p.n_vocab, &text, &p.n,
+                          &p.position, &p.repeating, &p.limit, &seconds))
+        return NULL;
+    for (int i = 0; i < 4; i++) {
+        pointers[i] = PyLong_AsVoidPtr(addresses[i]);
+        if (PyErr_Occurred()) return NULL;
+    }
+    p.context = pointers[0], p.batch = pointers[1], p.vocab = pointers[2], p.sampler = pointers[3];
+    bool ok = require(api.batch_clear != NULL, "bind() has not been called") &&
+              require(p.context && p.batch, "context, batch: expected addresses") &&
+              require(p.n_vocab > 0 && p.position >= 0 && p.repeating >= 0, "n_vocab, position, repeating: out of range") &&
+              take(text, "text", 'i', true, &tokens) && take(seconds, "seconds", 'f', true, &took) &&
+              require(length(&took) > 0 && length(&took) <= INT32_MAX, "seconds: expected room for a token") &&
+              require(p.n > 0 && length(&tokens) - p.n >= length(&took), "text: expected a root, and room behind it") &&
+              require(p.position <= INT32_MAX - length(&took), "position: out of range");
+    if (ok) {
+        p.text = tokens.view.buf, p.seconds = took.view.buf, p.most = (int32_t)length(&took);
+        Py_BEGIN_ALLOW_THREADS
+        run = e3_decode_plain(&api, &p);
+        Py_END_ALLOW_THREADS
+        ok = run.refused == NULL;
+        if (!ok) PyErr_Format(PyExc_ValueError, "llama_batch_ext: %s", run.refused);
+    }
+    release(&tokens);
+    release(&took);
+    return ok ? Py_BuildValue("idiO", run.emitted, run.sampling, run.code, run.no_numbers ? Py_True : Py_False) : NULL;
 }
 
 /* --- kernels --------------------------------------------------------------------------------------- */
@@ -430,6 +478,7 @@ static PyTypeObject CaptureType = {
 static PyMethodDef methods[] = {
     {"bind", bind, METH_O, bind_doc},
     {"fill", fill, METH_VARARGS, fill_doc},
+    {"plain", plain, METH_VARARGS, plain_doc},
     {"topk", topk, METH_VARARGS, topk_doc},
     {"argmax", argmax, METH_VARARGS, argmax_doc},
     {"gather", gather, METH_VARARGS, gather_doc},

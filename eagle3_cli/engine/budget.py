@@ -2,8 +2,8 @@
 
 A node's value is the estimated probability that the walk reaches and accepts it.  A round that verifies n nodes emits
 1 + the sum of their values, and costs the drafter's passes so far, one pass of the target over n + 1 rows, and what a
-round costs besides.  All costs are in passes of the target over one row, so plain decoding has rate 1 / (1 + besides),
-and a tree has to promise `MARGIN` times that.
+round costs besides.  All costs are in passes of the target over one row, so plain decoding, which costs next to nothing
+besides, has rate 1, and drafting has to promise `MARGIN` times that.
 
     cut     n maximises the rate over the candidates, best first
     grow    another level is drafted if the nodes that it can be expected to add raise the best rate
@@ -67,14 +67,16 @@ class Worth:
     lost: float = 0.0
     plain: int = 0
 
-    def gain(self, plain_cost: float) -> float | None:
-        """Tokens per cost over that of plain decoding; None before the first drafted round."""
-        return self.tokens / self.cost * plain_cost if self.cost else None
+    @property
+    def gain(self) -> float | None:
+        """Tokens per cost, which is 1 in plain decoding; None before the first drafted round."""
+        return self.tokens / self.cost if self.cost else None
 
-    def pause(self, plain_cost: float) -> int:
+    @property
+    def pause(self) -> int:
         """Plain tokens between two drafted rounds: as many as keep the loss of asking in vain within `LOSS`, and more
         where drafting is far from paying."""
-        gain = self.gain(plain_cost)
+        gain = self.gain
         if gain is None or gain >= MARGIN:
             return 0
         loss = LOSS * min(gain / HOPELESS, 1.0) ** 3
@@ -104,7 +106,8 @@ class Machine:
 
     target, drafter   costs of their batches, at the length of context that `at` was told last
     threads           of the drafter
-    besides           what a round costs outside both models, in passes of the target over one row
+    besides           what a round in which something is weighed costs outside both models, in passes of the target over
+                      one row
     after_tree        (excess, observations) of the first plain rounds after a tree: what they cost more than those
                       behind them, in the same unit.  llama.cpp builds another graph for the first one, and the caches
                       of the processor take several to hold the right data again
@@ -296,7 +299,7 @@ class Budget:
         if matches and asks:
             rate, nodes, _ = made.best_rate()
             gain = self.gain
-            if nodes and gain is not None and rate > gain / self.verify_cost(0):
+            if nodes and gain is not None and rate > gain:
                 made.asks = False  # what was found for nothing is better than what drafting gives
             elif chain:
                 made = Round(self, limit, (), asks, made.captures)
@@ -316,7 +319,7 @@ class Budget:
 
     def _pause_left(self) -> float:
         """Plain tokens until the drafter may be asked again."""
-        return self._worth.pause(self.verify_cost(0)) - self._worth.plain if self.can_draft else math.inf
+        return self._worth.pause - self._worth.plain if self.can_draft else math.inf
 
     def horizon(self, match: Match) -> int:
         """How many tokens of a match are worth weighing; at least the first, to learn from."""
@@ -331,7 +334,7 @@ class Budget:
 
     def _shortest_that_pays(self) -> float:
         costs, calibration = self.machine.target.costs, self._calibration
-        bar, fixed = MARGIN_ALONE / self.verify_cost(0), self.machine.besides + self.tree_cost
+        fixed = self.machine.besides + self.tree_cost
         for length in LENGTHS:
             value = tokens = 1.0
             for nodes in range(1, WIDEST):
@@ -339,7 +342,7 @@ class Budget:
                 if value < FAINT:
                     break
                 tokens += value
-                if tokens / (costs[nodes + 1] + fixed) > bar:
+                if tokens / (costs[nodes + 1] + fixed) > MARGIN_ALONE:
                     return length
         return math.inf
 
@@ -381,7 +384,7 @@ class Budget:
                 self.machine.drafter.level += change
         hoped, cost = self.hopes, self.verify_cost(nodes)
         rested, self._rested = self._rested, 0
-        self.hindsight.learn(rested + len(tokens), rested * self.verify_cost(0) + made.measured + cost)
+        self.hindsight.learn(rested + len(tokens), rested + made.measured + cost)
         if made.asks:
             self.hindsight.learn_ranks(tokens, made.pool)
         self._since_hope += 1
@@ -389,7 +392,7 @@ class Budget:
             self._since_hope, self._hope_every = 0, 2 * self._hope_every
         elif made.asks:
             took = made.measured + (seconds + besides) / target.seconds  # cold code and caches with it
-            lost = took - made.expected * self.verify_cost(0)
+            lost = took - made.expected
             self._worth.learn(made.expected, made.spent + cost, max(lost, LOSS))
         else:
             self._worth.plain += len(tokens)
@@ -432,27 +435,26 @@ class Budget:
             "draft_cost": {str(n): round(self.draft_cost(n), 3) for n in drafter.seen},
             "besides_cost": round(self.machine.besides, 3),
             "gain_of_drafting": self.gain,
-            "plain_tokens_between_drafts": self._worth.pause(self.verify_cost(0)),
+            "plain_tokens_between_drafts": self._worth.pause,
             "hindsight": self._in_hindsight(),
         }
 
     def _in_hindsight(self) -> dict[str, object]:
         """What all rounds so far gained over plain decoding, and what the best fixed setting would have, estimated with
         the same costs."""
-        plain_cost = self.verify_cost(0)
         name, best = self.hindsight.best(self.verify_cost, self.draft_cost)
         own = self.hindsight.tokens / self.hindsight.cost if self.hindsight.cost else None
         return {
             "best_fixed": name,
-            "best_fixed_speed_up": best * plain_cost,
-            "speed_up": own and own * plain_cost,
+            "best_fixed_speed_up": best,
+            "speed_up": own,
             "over_best_fixed": own and own / best,
         }
 
     @property
     def gain(self) -> float | None:
         """What drafting is worth now: its rate over plain decoding's."""
-        return self._worth.gain(self.verify_cost(0))
+        return self._worth.gain
 
 
 class Round:

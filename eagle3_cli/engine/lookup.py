@@ -60,6 +60,10 @@ class Lookup:
         """Keep the first `length` tokens; all of them if there are no more."""
         del self._text[length:]
 
+    def text(self, root: int) -> array[int]:
+        """The text and a root behind it, a copy."""
+        return self._text + array("i", [root])
+
     def repeats(self, root: int, length: float) -> bool:
         """Whether the last `length` tokens of text + root occurred before.  Takes less time than `find`; never for more
         than the longest match."""

@@ -5,12 +5,13 @@
     walk     one token is drawn from the target at a time; the walk goes on while the tree contains it
     commit   the accepted path stays in the caches, and its hidden states go to the drafter
 
-Plain decoding is the same loop with an empty tree.
+Plain decoding is the same loop with an empty tree; where nobody looks at every round, several are one call.
 """
 
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from .types import DRAFTED, NO_TREE, DraftTree, Likelihood, Piece, RoundRecord, 
 from .verify import verify
 
 NOTHING = Watch()
+MOST_AT_A_TIME = 64  # plain rounds in one call
 
 
 class Decoder:
@@ -171,6 +173,9 @@ class _Answer:
         self.ready: list[tuple[str, int | None, str | None, Likelihood | None]] = []
         self.likelihood: Likelihood | None = None  # of the newest draw
         self.policy: Policy | None = None  # of the round in progress
+        # rounds without a tree may come several in a call, for nobody has to look at each
+        self.unseen = sampler.address is not None and not limits.stop and watch.rounds is watch.likeliest is None
+        self.vocab = 0 if limits.ignore_eos else decoder.model.vocab
         self.verify_s = 0.0  # of its pass of the target
 
     def pieces(self, prompt: Sequence[int]) -> Iterator[Piece]:
@@ -186,19 +191,49 @@ class _Answer:
         while self.text.finish_reason is None:
             started = time.perf_counter()
             try:
-                tree, verdict = self.round(root)
+                self.policy = self._policy(root)
+                at_once = self.policy is None and self.unseen and decoder.target.quick
+                root, sources = self.plain_rounds(root, started) if at_once else self.one_round(root, started)
             except BaseException:
                 decoder.truncate(len(decoder.committed))
                 raise
-            root = verdict.tokens[-1]
-            stats.record(tree, verdict)
-            self._learn(tree, verdict, time.perf_counter() - started)
-            seconds, drafter_s = time.perf_counter() - started, stats.drafter_s
-            stats.decode_s += seconds
-            self._read_clocks()
-            if self.watch.rounds is not None:
-                self.watch.rounds(self._record(tree, verdict, stats.drafter_s - drafter_s, seconds))
-            yield from self._release([tree.sources[i] if tree.sources else DRAFTED for i in verdict.accepted])
+            yield from self._release(sources)
+
+    def one_round(self, root: int, started: float) -> tuple[int, Sequence[int]]:
+        """A round, and what is learned from it.  Returns the next root, and where the first tokens came from."""
+        stats, drafter_s = self.stats, self.stats.drafter_s
+        tree, verdict = self.round(root)
+        stats.record(tree, verdict)
+        self._learn(tree, verdict, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        stats.decode_s += seconds
+        self._read_clocks()
+        if self.watch.rounds is not None:
+            self.watch.rounds(self._record(tree, verdict, stats.drafter_s - drafter_s, seconds))
+        return verdict.tokens[-1], [tree.sources[i] if tree.sources else DRAFTED for i in verdict.accepted]
+
+    def plain_rounds(self, root: int, started: float) -> tuple[int, Sequence[int]]:
+        """Rounds without a tree, in one call (native/plain.c).  Returns the next root, and an empty sequence."""
+        decoder, budget, lookup = self.decoder, self.decoder.budget, self.decoder.lookup
+        most, repeating = min(self.most - self.text.emitted, MOST_AT_A_TIME), 0
+        if budget is not None:
+            most = min(most, budget.resting)
+            if lookup is not None and budget.long_enough <= lookup.longest:
+                repeating = int(budget.long_enough)
+        text = lookup.text(root) if repeating and lookup is not None else array("i", [root])
+        rounds = decoder.target.decode_plain(
+            text, most, vocab=self.vocab, sampler=self.sampler.address or 0, repeating=repeating
+        )
+        decoder.commit([root, *rounds.tokens[:-1]], None)
+        for token, seconds in zip(rounds.tokens, rounds.seconds, strict=True):
+            self.stats.record(NO_TREE, Verdict([token], []))
+            self._ends(token)
+            if budget is not None:
+                budget.rest(1, seconds)
+        self.sampler.seconds += rounds.sampling
+        self.stats.decode_s += time.perf_counter() - started
+        self._read_clocks()
+        return rounds.tokens[-1], ()
 
     def round(self, root: int) -> tuple[DraftTree, Verdict]:
         """Draft, verify, walk, commit."""
@@ -214,11 +249,7 @@ class _Answer:
         return tree, verdict
 
     def _draft(self, root: int) -> DraftTree:
-        """A tree no deeper than the answer can still get, and no larger than the cache has room for."""
-        decoder = self.decoder
-        depth = self.most - self.text.emitted - 1
-        nodes = decoder.cells - len(decoder.committed) - 1
-        self.policy = policy = self._policy(root, max(depth, 0), max(nodes, 0))
+        decoder, policy = self.decoder, self.policy
         if policy is None:
             return NO_TREE
         if isinstance(policy, Round):
@@ -228,11 +259,18 @@ class _Answer:
             return decoder.drafter.draft(root, policy)
         return cut(policy.pool, policy.size())
 
-    def _policy(self, root: int, depth: int, nodes: int) -> Policy | None:
+    @property
+    def room(self) -> tuple[int, int]:
+        """Depth and nodes of the largest tree: no deeper than the answer can still get, and it has to fit the cache."""
+        decoder = self.decoder
+        return max(self.most - self.text.emitted - 1, 0), max(decoder.cells - len(decoder.committed) - 1, 0)
+
+    def _policy(self, root: int) -> Policy | None:
         """How this round's tree grows; None: there is none."""
         decoder, budget, lookup, shape = self.decoder, self.decoder.budget, self.decoder.lookup, self.decoder.shape
         if budget is not None and budget.resting > 0 and not (lookup and lookup.repeats(root, budget.long_enough)):
             return None
+        depth, nodes = self.room
         if depth < shape.depth or nodes < shape.nodes:
             shape = TreeShape(max(1, min(depth, shape.depth)), shape.width, min(nodes, shape.nodes) if depth else 0)
         matches: Sequence[Match] = ()

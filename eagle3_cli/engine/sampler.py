@@ -108,6 +108,13 @@ class Sampler:
     def _add(self, sampler: Any) -> None:
         lib.llama_sampler_chain_add(self._chain, _made(sampler))
 
+    @property
+    def address(self) -> int | None:
+        """Of the llama_sampler that draws; 0 where `is_argmax`, None where a grammar stands beside it."""
+        if self._grammar is not None:
+            return None
+        return 0 if self.is_argmax else ctypes.cast(self._chain, ctypes.c_void_p).value
+
     def draw(self, context: Context, row: int) -> int:
         """One token from a row of the last batch's logits; advances the state by it."""
         started = time.perf_counter()

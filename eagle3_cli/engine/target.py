@@ -6,6 +6,7 @@ import ctypes
 import itertools
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,15 @@ def likelihood_at(address: int, vocabulary: int, token: int, most: int) -> Likel
     return Likelihood(best[0][1] + row[token] - row[best[0][0]], best[:most])
 
 
+@dataclass(frozen=True)
+class PlainRounds:
+    """Tokens that were emitted one a round, the seconds of each round's pass, and the sampler's seconds in all."""
+
+    tokens: Sequence[int]
+    seconds: Sequence[float]
+    sampling: float
+
+
 class Target:
     """`past` counts the committed tokens: positions 0..past-1 of sequence 0, and nothing else between rounds."""
 
@@ -72,6 +82,11 @@ class Target:
     def captures(self, wanted: bool) -> None:
         if self.context.capture is not None:
             self.context.capture.paused = not wanted
+
+    @property
+    def quick(self) -> bool:
+        """Whether plain rounds may come several in a call of `decode_plain`."""
+        return self.context.quick and not self.captures
 
     def prefill(self, tokens: Sequence[int], seen: Callable[[Sequence[int], Features | None], None]) -> None:
         """Commit tokens in chunks.  `seen` gets each chunk with its features, which it must copy, or None.
@@ -107,6 +122,18 @@ class Target:
         self._row, self._tree, self._settled = 0, tree, False
         self.context.process(DECODE, pos, tokens, seq_start, seqs, ALL_ASK[: n + 1])
         self.context.logits()  # waits for a GPU, so that the time of a pass is known
+
+    def decode_plain(self, text: Any, most: int, **how: int) -> PlainRounds:
+        """Up to `most` rounds without a tree, committed, in one call; only where this is `quick`.
+
+        text: int32, with the root as its last token.  how: the last arguments of `Context.decode_plain`.
+        """
+        seconds, n = np.empty(most, np.float32), len(text)
+        text.extend(itertools.repeat(0, most))
+        self._row, self._tree, self._settled = 0, NO_TREE, False
+        emitted, sampling = self.context.decode_plain(text, n, self.past, seconds, **how)
+        self.past, self._settled = self.past + emitted, True
+        return PlainRounds(text[n : n + emitted].tolist(), seconds[:emitted].tolist(), sampling)
 
     def _pad_sequences(self, nodes: int) -> None:
         """Give the root sequences without leaves, so that trees of one size mostly have one number of sequences.

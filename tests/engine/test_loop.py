@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,8 +15,9 @@ import tiny
 from scripted import ScriptedDrafter, constant, perfect, random_trees
 
 from eagle3_cli.engine import load_engine, loop
+from eagle3_cli.engine.target import Target
 from eagle3_cli.engine.tree import FixedShape
-from eagle3_cli.engine.types import DraftTree, Piece, Statistics, Verdict
+from eagle3_cli.engine.types import DraftTree, Piece, Statistics, Verdict, Watch
 from eagle3_cli.errors import LlamaError, OptionError, PromptError
 from eagle3_cli.settings import Limits, PairSettings, RuntimeSettings, SamplingSettings, TreeShape
 
@@ -358,13 +359,23 @@ def checked_rounds(monkeypatch):
     count = [0]
     round_ = loop._Answer.round
 
+    plain_rounds = loop._Answer.plain_rounds
+
     def checked(self, root):
         result = round_(self, root)
         check_caches(self.decoder)
         count[0] += 1
         return result
 
+    def checked_plain(self, root, started):
+        before = self.stats.rounds
+        result = plain_rounds(self, root, started)
+        check_caches(self.decoder)
+        count[0] += self.stats.rounds - before
+        return result
+
     monkeypatch.setattr(loop._Answer, "round", checked)
+    monkeypatch.setattr(loop._Answer, "plain_rounds", checked_plain)
     return count
 
 
@@ -388,6 +399,64 @@ def test_random_accept_lengths_for_many_rounds_change_nothing(open_engine, check
         assert (lengths[: shape[0]] > 0).all()  # rounds that accepted exactly 0, 1, 2, ... nodes
     assert rounds == checked_rounds[0] - 479
     assert rounds > 150
+
+
+# --- plain rounds in one call --------------------------------------------------------------------------------------
+
+WARM = SamplingSettings(temperature=1.0, top_k=0, seed=3)
+PENALISED = SamplingSettings(temperature=0.9, top_k=0, repeat_penalty=1.3, seed=5)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Plain rounds of each call that made several, as they happen."""
+    found = []
+    decode_plain = Target.decode_plain
+
+    def counted(self, *args, **how):
+        rounds = decode_plain(self, *args, **how)
+        found.append(len(rounds.tokens))
+        return rounds
+
+    monkeypatch.setattr(Target, "decode_plain", counted)
+    return found
+
+
+@pytest.mark.parametrize("limits", [{"max_tokens": 150}, {"max_tokens": 3}, {"max_tokens": None, "ignore_eos": True}])
+@pytest.mark.parametrize("sampling", [GREEDY, WARM, PENALISED], ids=["greedy", "sampled", "penalised"])
+def test_plain_rounds_in_one_call_are_those_one_by_one(open_engine, calls, sampling, limits):
+    at_once, watched = open_engine(None), open_engine(None)
+    for prompt in PROMPTS:
+        answer = ask(at_once, prompt, sampling, **limits)
+        seen = []
+        watch = Watch(rounds=seen.append)
+        pieces = list(watched.stream(prompt, sampling, Limits(**limits), watch))
+        assert answer.pieces == pieces
+        assert len(seen) == answer.statistics.rounds == answer.statistics.round_tokens
+        assert at_once.decoder.committed == watched.decoder.committed
+        check_caches(at_once.decoder)
+    assert sum(calls) > 0
+
+
+@pytest.mark.parametrize(
+    "looks", [{"stop": ("x",)}, {"watch": Watch(rounds=lambda record: None)}, {"watch": Watch(likeliest=1)}]
+)
+def test_who_looks_at_every_token_gets_one_at_a_time(open_engine, calls, looks):
+    engine, watch = open_engine(None), looks.get("watch", Watch())
+    assert len(list(engine.stream(PROMPT, GREEDY, Limits(20, looks.get("stop", ())), watch)))
+    assert calls == []
+
+
+def test_a_grammar_is_asked_for_every_token(open_engine, calls):
+    sampling = replace(GREEDY, grammar='root ::= "a"*')
+    ask(open_engine(None), PROMPT, sampling)
+    assert calls == []
+
+
+def test_long_passes_come_one_at_a_time(open_engine, calls, monkeypatch):
+    monkeypatch.setattr("eagle3_cli.context.AT_A_TIME", 1e-9)
+    ask(open_engine(None))
+    assert calls == []
 
 
 # --- several answers -----------------------------------------------------------------------------------------------

@@ -75,8 +75,8 @@ def frozen(values: Any) -> Any:
 class Calls:
     """One call of each function with arguments that are right in a sense; `one` spoils some of them."""
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
+    def __init__(self, context: Context, vocab: int) -> None:
+        self.context, self.vocab = context, vocab
         self.logits = np.zeros((ROWS, WIDTH), np.float32)
 
     def fill(self, rng: random.Random) -> tuple[Any, ...]:
@@ -95,6 +95,27 @@ class Calls:
             seqs,
             rng.choice((outputs, None)),
             rng.choice((features, None)),
+        )
+
+    def plain(self, rng: random.Random) -> tuple[Any, ...]:
+        n, most = rng.randint(1, 9), rng.randint(1, 5)
+        text = ints(rng, n + most + rng.randint(0, 2), 0, tiny.VOCAB - 1)
+        past = self.context.last_position() + 1
+        if past + most > 40:
+            self.context.remove(0, 0)
+            past = 0
+        return (
+            self.context.handle,
+            self.context.batch,
+            rng.choice((0, self.vocab)),
+            0,
+            self.context.n_vocab,
+            text,
+            n,
+            rng.choice((past, past, past + 3)),
+            rng.randint(0, 4),
+            rng.choice((0.0, 1.0)),
+            floats(rng, most),
         )
 
     def topk(self, rng: random.Random) -> tuple[Any, ...]:
@@ -124,8 +145,8 @@ class Calls:
         names = [rng.choice(("l_out-0", "x" * rng.choice((63, 64, 200)), "\0", "")) for _ in range(rng.randint(0, 9))]
         return names, rng.randint(-1, 50), rng.randint(-1, 50)
 
-    NAMES = ("fill", "topk", "argmax", "gather", "matches", "Capture")
-    CHECKED_BY_NOBODY: ClassVar = {"fill": (0,), "topk": (0, 1, 4, 5, 6), "argmax": (0, 1)}
+    NAMES = ("fill", "plain", "topk", "argmax", "gather", "matches", "Capture")
+    CHECKED_BY_NOBODY: ClassVar = {"fill": (0,), "plain": (0, 1, 2, 3, 4), "topk": (0, 1, 4, 5, 6), "argmax": (0, 1)}
     """Arguments that say where memory is and how much of it there is."""
 
     def one(self, rng: random.Random) -> str:
@@ -167,7 +188,7 @@ def fuzz(first: int, count: int, seed: int) -> tuple[Counter[str], list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         model = Model(tiny.write_target(Path(folder) / "target.gguf").path, [], 0)
         context = Context(model, "fuzz", ContextSettings(64, 16, SEQUENCES, threads=1))
-        calls = Calls(context)
+        calls = Calls(context, model.vocab)
         for number in range(first, first + count):
             if number % 1000 == 0:
                 print(f"case {number}", file=sys.stderr, flush=True)

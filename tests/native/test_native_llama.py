@@ -75,8 +75,10 @@ def test_nothing_works_before_bind():
     program = """if True:
         import numpy as np
         from eagle3_cli import _native
+        ids, numbers = np.zeros(2, np.int32), np.zeros(1, np.float32)
         for call in (lambda: _native.Capture(["x"], 1, 1),
-                     lambda: _native.fill(1, np.zeros(1, np.int32), np.zeros(1, np.int32), None, None, None, None)):
+                     lambda: _native.fill(1, ids, ids, None, None, None, None),
+                     lambda: _native.plain(1, 1, 0, 0, 9, ids, 1, 0, 0, 1.0, numbers)):
             try:
                 call()
             except ValueError as error:
@@ -178,6 +180,147 @@ def test_a_gap_in_the_positions_is_an_error_with_llamas_words(make_context):
     context.process(DECODE, i32(0), i32(3))
     with pytest.raises(LlamaError, match="refused the batch"):
         context.process(DECODE, i32(5), i32(3))
+
+
+# --- plain ------------------------------------------------------------------------------------------------------
+
+
+def plain(context, text, most, *, vocab=0, sampler=0, repeating=0, limit=60.0, position=0):
+    """(emitted, code, no numbers, the text with what was emitted, seconds of each pass)"""
+    room = i32(*text, *[-7] * most)
+    seconds = np.zeros(most, np.float32)
+    handles = (context.handle, context.batch, vocab, sampler, context.n_vocab)
+    emitted, _, code, no_numbers = _native.plain(*handles, room, len(text), position, repeating, limit, seconds)
+    return emitted, code, no_numbers, room.tolist(), seconds.tolist()
+
+
+def one_by_one(context, root, count):
+    """The greedy tokens behind a root, by a pass and an argmax each."""
+    tokens = []
+    for position in range(count):
+        context.process(DECODE, i32(position), i32(tokens[-1] if tokens else root), outputs=np.ones(1, np.int8))
+        tokens.append(_native.argmax(context.logits(), context.n_vocab))
+    return tokens
+
+
+def test_plain_decoding_in_one_call_is_what_it_is_one_by_one(make_context):
+    context, expected = make_context(), one_by_one(make_context(), 5, 20)
+    emitted, code, no_numbers, text, seconds = plain(context, [5], 20)
+    assert (emitted, code, no_numbers, text) == (20, 0, False, [5, *expected])
+    assert all(0 < took < 60 for took in seconds)
+    assert context.last_position(0) == 19
+
+
+def test_plain_decoding_goes_on_where_it_stopped(make_context):
+    context, expected = make_context(), one_by_one(make_context(), 5, 9)
+    text = [5, *expected[:4]]
+    assert plain(context, [5], 4)[3] == text
+    assert plain(context, text, 5, position=4)[3] == [5, *expected]
+
+
+def test_plain_decoding_draws_from_a_sampler(make_context, model):
+    """One that bans all tokens but three, with the same seed as by hand."""
+    from eagle3_cli.engine.sampler import Sampler, with_seed
+    from eagle3_cli.settings import SamplingSettings
+
+    banned = tuple((token, float("-inf")) for token in range(model.n_vocab) if token not in (11, 12, 13))
+    settings = with_seed(SamplingSettings(temperature=1.0, logit_bias=banned, seed=7))
+    by_hand, at_once, one, other = make_context(), make_context(), *(Sampler(model, settings, [], 256) for _ in "ab")
+    tokens = [5]
+    for position in range(30):
+        by_hand.process(DECODE, i32(position), i32(tokens[-1]), outputs=np.ones(1, np.int8))
+        tokens.append(one.draw(by_hand, 0))
+    assert plain(at_once, [5], 30, sampler=other.address)[3] == tokens
+    assert set(tokens[1:]) == {11, 12, 13}
+    one.close()
+    other.close()
+
+
+def test_plain_decoding_ends_behind_an_end_token_unless_it_does_not_count(make_context, model):
+    from eagle3_cli.engine.sampler import Sampler, with_seed
+    from eagle3_cli.settings import SamplingSettings
+
+    end = next(token for token in range(model.n_vocab) if model.is_end(token))
+    sampler = Sampler(model, with_seed(SamplingSettings(temperature=0.0, logit_bias=((end, 1e9),))), [], 256)
+    assert plain(make_context(), [5], 6, sampler=sampler.address, vocab=model.vocab)[:2] == (1, 0)
+    assert plain(make_context(), [5], 6, sampler=sampler.address)[3] == [5, *[end] * 6]
+    sampler.close()
+
+
+def test_plain_decoding_begins_no_token_behind_its_time(make_context):
+    emitted, code, _, text, seconds = plain(make_context(), [5], 6, limit=0.0)
+    assert (emitted, code, text[2:], seconds[1:]) == (1, 0, [-7] * 5, [0.0] * 5)
+
+
+@pytest.mark.parametrize("repeating", [1, 2, 3])
+def test_plain_decoding_ends_where_the_text_repeats_itself(make_context, repeating):
+    before = one_by_one(make_context(), 5, 12)  # the greedy answer, twice
+    emitted, _, _, text, _ = plain(make_context(), [*before, 5], 12, repeating=repeating)
+    found = [n for n in range(1, 13) if _repeats([*before, 5, *before[:n]], repeating)]
+    assert emitted == found[0]
+    assert text[: 13 + emitted] == [*before, 5, *before[:emitted]]
+
+
+def _repeats(text, length):
+    return text[-length:] in [text[at : at + length] for at in range(len(text) - length)]
+
+
+def test_plain_decoding_in_a_full_context_ends_with_llamas_code(make_context):
+    context = make_context(rows=256)
+    context.process(DECODE, np.arange(254, dtype=np.int32), np.full(254, 3, np.int32))
+    emitted, code, no_numbers, _, _ = plain(context, [3], 5, position=254)
+    assert (emitted, code, no_numbers) == (2, 1, False)
+    seconds, text = np.zeros(5, np.float32), i32(*[3] * 6)
+    with pytest.raises(LlamaError, match="no room in the KV cache for 1 rows"):
+        context.decode_plain(text, 1, 256, seconds)
+
+
+def test_logits_that_are_no_numbers_are_told_apart(make_context, monkeypatch):
+    """By a sampler that refuses: none of llama.cpp's does, so its place is taken by a function of our own."""
+    refuse = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)(lambda *_: -1)
+    _native.bind({**bound(), "llama_sampler_sample": ctypes.cast(refuse, ctypes.c_void_p).value})
+    try:
+        assert plain(make_context(), [5], 3, sampler=1)[:3] == (0, 0, True)
+    finally:
+        _native.bind(bound())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {0: 0},  # no context
+        {1: 0},
+        {4: 0},  # an empty vocabulary
+        {4: -1},
+        {5: i32(1, 2)},  # no room for what is emitted
+        {6: 0},  # no root
+        {6: 4},
+        {7: -1},
+        {7: 2**31 - 1},
+        {8: -1},
+        {5: None},
+        {10: None},
+        {10: np.zeros(0, np.float32)},
+        {5: i32(-5, 0, 0)},  # refused by llama.cpp
+        {5: i32(10**6, 0, 0)},
+    ],
+)
+def test_plain_refuses_values(make_context, changed):
+    with pytest.raises(ValueError, match=r"expected|out of range|llama_batch_ext"):
+        _native.plain(*plain_arguments(make_context(), changed))
+
+
+@pytest.mark.parametrize("changed", [{0: "x"}, {5: [5, 0]}, {5: np.zeros(3, np.int64)}, {10: np.zeros(2)}, {9: "x"}])
+def test_plain_refuses_types(make_context, changed):
+    with pytest.raises(TypeError):
+        _native.plain(*plain_arguments(make_context(), changed))
+
+
+def plain_arguments(context, changed):
+    """Right ones for two tokens, but for those that are changed, by their place."""
+    models = (context.handle, context.batch, 0, 0, context.n_vocab)
+    arguments = [*models, i32(5, 0, 0), 1, 0, 0, 1.0, np.zeros(2, np.float32)]
+    return [changed.get(at, value) for at, value in enumerate(arguments)]
 
 
 # --- Capture ----------------------------------------------------------------------------------------------------
