@@ -134,7 +134,7 @@ def _about_run(result: Result) -> str:
     )
     if bench:
         text += (
-            f" Beside llama-bench, {bench['tokens']} tokens from an empty context: plain decoding"
+            f" Beside llama-bench, {bench['tokens']} tokens in a cache for as many: plain decoding"
             f" {bench['ours']:.1f} tokens/s, llama-bench {bench['theirs']:.1f}."
         )
     return text

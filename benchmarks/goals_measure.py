@@ -153,7 +153,7 @@ def measure(settings: BenchSettings, prompts: Sequence[Prompt], learned: Path, p
         samples = list(run(contenders, prompts, progress))
         chosen = list({prompt.task: prompt for prompt in reversed(prompts)}.values())[:STEP_PROMPTS]
         asked = [contenders.plain.render([{"role": "user", "content": prompt.text}]) for prompt in chosen]
-        bench = beside_llama_bench(contenders.plain, settings, asked[0][:1])
+        bench = beside_llama_bench(settings, asked[0][:1])
         step = drafter_step(settings, contenders.plain, asked)
     return {**summary(samples), "drafter_step": step, "llama_bench": bench, "seconds": time.monotonic() - begin}
 
@@ -252,9 +252,10 @@ def _answer(engine: Engine, prompt: Sequence[int], tokens: int) -> None:
         pass
 
 
-def beside_llama_bench(plain: Engine, settings: BenchSettings, prompt: Sequence[int]) -> dict[str, float] | None:
-    """Plain decoding from an empty context and llama.cpp's llama-bench, by turns; None where the folder of
-    llama-server has no such program.  Rates in tokens per second are medians, and so is the ratio of ours to theirs.
+def beside_llama_bench(settings: BenchSettings, prompt: Sequence[int]) -> dict[str, float] | None:
+    """Plain decoding and llama.cpp's llama-bench, by turns, both with a cache for what they write and no more, for a
+    pass takes longer with a larger one; None where the folder of llama-server has no such program.  Rates in tokens per
+    second are medians, and so is the ratio of ours to theirs.
 
     prompt   a token to begin with; llama-bench takes any
     """
@@ -262,11 +263,13 @@ def beside_llama_bench(plain: Engine, settings: BenchSettings, prompt: Sequence[
     if program is None or not program.is_file():
         return None
     ours, theirs = [], []
-    for _ in range(BENCH_REPEATS):
-        _answer(plain, prompt, BENCH_TOKENS // 2)  # a warm-up, as llama-bench has one
-        _answer(plain, prompt, BENCH_TOKENS + 1)  # the first token belongs to the prompt
-        ours.append(plain.statistics.tokens_per_second or 0.0)
-        theirs.append(_llama_bench(program, settings.target, plain.settings))
+    runtime = replace(settings.runtime, ctx_size=BENCH_TOKENS + 2)
+    with load_engine(PairSettings(settings.target, None, lookup=False), runtime) as plain:
+        for _ in range(BENCH_REPEATS):
+            _answer(plain, prompt, BENCH_TOKENS // 2)  # a warm-up, as llama-bench has one
+            _answer(plain, prompt, BENCH_TOKENS + 1)  # the first token belongs to the prompt
+            ours.append(plain.statistics.tokens_per_second or 0.0)
+            theirs.append(_llama_bench(program, settings.target, plain.settings))
     ratio = statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
     medians = {"ours": statistics.median(ours), "theirs": statistics.median(theirs)}
     return {"tokens": BENCH_TOKENS, **medians, "ratio": ratio}
