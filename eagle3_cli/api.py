@@ -95,6 +95,7 @@ def load(
     """
     known = [*_PAIR, *(f.name for f in fields(RuntimeSettings))]
     _refuse_unknown(options, known)
+    options = _with_lists(options)
     pair = _pair_settings(target, draft, lookup, loras, options)
     if chat_template_kwargs:
         pair = replace(pair, chat_template_kwargs=_json("chat_template_kwargs", chat_template_kwargs))
@@ -381,14 +382,20 @@ def _json(name: str, value: Mapping[str, Any]) -> str:
 
 
 def _with_lists(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, with one form for what may be given in several: stop strings, breakers, samplers, biases."""
+    """The same, with one form for what may be given in several: stop strings, breakers, samplers, biases, overrides,
+    shares."""
     found = dict(options)
-    for name in ("stop", "dry_sequence_breakers", "samplers"):
+    for name in ("stop", "dry_sequence_breakers", "samplers", "override_tensor"):
         if name in found:
             texts = (found[name],) if isinstance(found[name], str) else tuple(found[name])
             if not all(isinstance(text, str) for text in texts):
                 raise OptionError(f"{name}: expected texts, got {found[name]!r:.60}.")
             found[name] = texts
+    if "tensor_split" in found:
+        try:
+            found["tensor_split"] = tuple(float(share) for share in found["tensor_split"])
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"tensor_split: expected numbers, got {options['tensor_split']!r:.60}.") from error
     if "logit_bias" in found:
         given = found["logit_bias"]
         try:

@@ -117,7 +117,7 @@ def device(runtime: RuntimeSettings) -> tuple[Finding, str]:
     from .llama import choose_devices
 
     try:
-        _, _, backend = choose_devices(runtime.device, runtime.gpu_layers)
+        _, _, backend = choose_devices(runtime)
     except InputError as error:
         return fault("device", error), "cpu"
     gpus = [each for each in devices() if each.is_gpu]
@@ -218,11 +218,12 @@ def memory(settings: PairSettings, runtime: RuntimeSettings, backend: str) -> Fi
     if free is None:
         return Finding("memory", said, numbers=numbers)
     said += f"; {machine.size(free)} {where}"
-    partly = backend != "cpu" and runtime.gpu_layers not in (None, -1)
+    partly = backend != "cpu" and (runtime.gpu_layers not in (None, -1) or runtime.cpu_moe or runtime.override_tensor)
     if needs.total <= free or partly:
         return Finding("memory", said, numbers=numbers)
     smaller = "Give a smaller --ctx-size, a packed --cache-type-k and --cache-type-v, or a smaller model"
-    return Finding("memory", said, PROBLEM, smaller + ("." if backend == "cpu" else "; or --gpu-layers."), numbers)
+    more = "." if backend == "cpu" else "; or --gpu-layers or --n-cpu-moe."
+    return Finding("memory", said, PROBLEM, smaller + more, numbers)
 
 
 def flash_attention(runtime: RuntimeSettings, backend: str) -> Finding:

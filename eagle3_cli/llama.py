@@ -19,6 +19,7 @@ from . import _native, grammars, templates, thinking
 from .errors import BackendError, FileError, LlamaError, OptionError, PromptError
 from .huge_pages import ask_for, new_memory, private_memory
 from .interrupt import called_from_c, check, stop_wanted
+from .settings import DEVICES, RuntimeSettings
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # ggml's backtrace goes to stdout
 
@@ -97,27 +98,49 @@ def gpu_devices() -> dict[str, int]:
     return {_dev_name(d).decode(): d for d in devices if _dev_type(d) not in (_CPU, _ACCEL)}
 
 
-def choose_devices(device: str, gpu_layers: int | None) -> tuple[list[int], int, str]:
-    """Device addresses, layers to offload (-1 is all) and the backend's name for a `--device` value.
+def choose_devices(runtime: RuntimeSettings) -> tuple[list[int], int, str]:
+    """Addresses of the devices, layers to offload (-1 is all) and the devices' names, "cpu" without a GPU.
 
-    Raises BackendError where the installed build has no such backend, OptionError for `--gpu-layers` on a CPU.
+    Raises BackendError where the installed build has no such device, OptionError for what has no effect on a CPU.
     """
-    gpus = gpu_devices()
-    if device in _BACKEND:
-        prefix = _BACKEND[device]
-        gpus = {name: d for name, d in gpus.items() if name.startswith(prefix) or name.lower().startswith(device)}
-        if not gpus:
-            raise BackendError(
-                f"--device {device}: the installed llama-cpp-python has no {device.upper()} device.",
-                f"Reinstall it with {_BUILD_HINT[device]}, or use --device cpu.",
-            )
+    device, gpu_layers = runtime.device, runtime.gpu_layers
+    gpus = _gpus(device)
     if device == "cpu" or not gpus:
         if gpu_layers not in (None, 0):
             why = "with --device cpu" if device == "cpu" else "because this llama-cpp-python build has no GPU backend"
             raise OptionError(f"--gpu-layers {gpu_layers}: has no effect {why}.", "Leave it out or use 0.")
         return [], 0, "cpu"
+    if runtime.split_mode == "none":
+        main = runtime.main_gpu or 0
+        if main >= len(gpus):
+            raise OptionError(f"--main-gpu {main}: expected 0 to {len(gpus) - 1}, for there are {', '.join(gpus)}.")
+        gpus = dict([list(gpus.items())[main]])
     layers = -1 if gpu_layers is None else gpu_layers
     return list(gpus.values()), layers, ",".join(gpus) if layers else "cpu"
+
+
+def _gpus(device: str) -> dict[str, int]:
+    """Name -> address of the GPUs that a `--device` value means, in its order."""
+    gpus = gpu_devices()
+    if device in _BACKEND:
+        prefix = _BACKEND[device]
+        found = {name: d for name, d in gpus.items() if name.startswith(prefix) or name.lower().startswith(device)}
+        if not found:
+            raise BackendError(
+                f"--device {device}: the installed llama-cpp-python has no {device.upper()} device.",
+                f"Reinstall it with {_BUILD_HINT[device]}, or use --device cpu.",
+            )
+        return found
+    if device in DEVICES:
+        return gpus
+    names = device.split(",")
+    for name in names:
+        if name not in gpus:
+            raise BackendError(
+                f"--device {device}: expected GPUs among {', '.join(gpus) or 'none'}, got {name}.",
+                "eagle3 doctor lists the devices.",
+            )
+    return {name: gpus[name] for name in names}
 
 
 def physical_cores() -> int:
@@ -175,11 +198,12 @@ class Model:
         progress: Progress | None = None,
         weights: bool = True,
         mmap: bool = True,
+        placement: Any = None,
     ) -> None:
         """Load a model.  FileError where llama.cpp refuses the file; check its header first (model_files).
         repack: let the CPU keep weights in the layouts of its fastest kernels (AMX and others).
         weights: without them nothing can be computed, but everything about the file has been checked.
-        mmap: as in `RuntimeSettings`."""
+        mmap: as in `RuntimeSettings`.  placement: a `Placement`, where llama.cpp's own is not wanted."""
         self.path = path
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
@@ -189,6 +213,7 @@ class Model:
             params.load_mode = lib.LLAMA_LOAD_MODE_NONE
         self._devices = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
         params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
+        kept = placement.apply(params) if placement else None
         before, asked = private_memory(), False
         fault: BaseException | None = None
 
@@ -210,6 +235,7 @@ class Model:
         params.progress_callback = callback
         forget_log()
         self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
+        del kept
         if fault is not None or stop_wanted():
             self.close()
             check()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -213,6 +214,25 @@ class TreeShape:
         return f"{'chain' if self.width == 1 else 'tree'} {self.nodes}"
 
 
+DEVICES = ("auto", "cpu", "cuda", "metal")
+GPU_NAMES = re.compile(r"[A-Za-z]+\d+(,[A-Za-z]+\d+)*")  # as llama.cpp has them: CUDA0, MTL0, Vulkan1
+SPLIT_MODES = ("none", "layer", "row")
+EVERY_LAYER = -1
+PLACEMENT = ("split_mode", "tensor_split", "main_gpu", "override_tensor", "cpu_moe")  # fields of RuntimeSettings
+
+
+def _check_override(text: str) -> None:
+    pattern, equals, buffer = text.partition("=")
+    try:
+        if not (pattern and equals and buffer):
+            raise ValueError("nothing on one side of =" if equals else "there is no =")
+        re.compile(pattern)
+    except (ValueError, re.error) as error:
+        raise OptionError(
+            f"--override-tensor {text}: expected REGEX=BUFFER: {error}.", r'For example "blk\.\d+\.ffn_.*=CPU".'
+        ) from None
+
+
 GPU_TREE = TreeShape(depth=8, width=10, nodes=60)
 CPU_TREE = TreeShape(depth=6, width=6, nodes=32)
 
@@ -225,7 +245,12 @@ class RuntimeSettings:
     batch       rows of one prompt chunk
     threads     0 is the number of physical cores
     gpu_layers  layers of each model on the GPU; None is all of them where there is a GPU
-    device      auto, cpu, cuda or metal
+    device      auto, cpu, cuda or metal, or names of GPUs ("CUDA0,CUDA2")
+    split_mode  how several GPUs share the models: none, layer or row; None is by layer
+    tensor_split   shares of these GPUs, in their order; empty: by their free memory
+    main_gpu    the one that is used with "none", and for what is not split with "row"; counted from 0
+    override_tensor   "REGEX=BUFFER": the target's tensors of these names go to that kind of memory
+    cpu_moe     the target's first layers whose experts stay in the CPU's memory; EVERY_LAYER: all
     flash_attn  auto, on or off, for the target
     cache_type_k, cache_type_v   types of the target's KV cache
     mmap        weights that no kernel wants in another layout stay in the file's pages; else they are read into memory
@@ -237,6 +262,11 @@ class RuntimeSettings:
     draft_threads: int = 0
     gpu_layers: int | None = None
     device: str = "auto"
+    split_mode: str | None = None
+    tensor_split: tuple[float, ...] = ()
+    main_gpu: int | None = None
+    override_tensor: tuple[str, ...] = ()
+    cpu_moe: int | None = None
     flash_attn: str = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
@@ -251,7 +281,7 @@ class RuntimeSettings:
         check_range("--draft-threads", self.draft_threads, 0, 512)
         if self.gpu_layers is not None:
             check_range("--gpu-layers", self.gpu_layers, -1, 100_000)
-        check_name("--device", self.device, ("auto", "cpu", "cuda", "metal"))
+        self._check_placement()
         check_name("--flash-attn", self.flash_attn, FLASH_ATTENTION)
         check_name("--cache-type-k", self.cache_type_k, CACHE_TYPES)
         check_name("--cache-type-v", self.cache_type_v, CACHE_TYPES)
@@ -259,6 +289,26 @@ class RuntimeSettings:
             raise OptionError(
                 f"--cache-type-v {self.cache_type_v}: needs flash attention, which --flash-attn off forbids."
             )
+
+    def _check_placement(self) -> None:
+        if not GPU_NAMES.fullmatch(self.device):
+            check_name("--device", self.device, DEVICES)
+        if self.split_mode is not None:
+            check_name("--split-mode", self.split_mode, SPLIT_MODES)
+        for share in self.tensor_split:
+            check_range("--tensor-split", share, 0.0, 1e9)
+        if self.tensor_split and not sum(self.tensor_split):
+            raise OptionError("--tensor-split: expected a share above 0 for one GPU at least.")
+        if self.tensor_split and self.split_mode == "none":
+            raise OptionError("--tensor-split: has no effect with --split-mode none.", "Leave one of them out.")
+        if self.main_gpu is not None:
+            check_range("--main-gpu", self.main_gpu, 0, 255)
+            if self.split_mode not in ("none", "row"):
+                raise OptionError("--main-gpu: has no effect without --split-mode none or row.", "Leave it out.")
+        if self.cpu_moe is not None:
+            check_range("--n-cpu-moe", self.cpu_moe, EVERY_LAYER, 4000)
+        for text in self.override_tensor:
+            _check_override(text)
 
     def flash_attention(self, on_gpu: bool) -> str:
         """What "auto" means.  llama.cpp's own auto switches it on, but its CPU kernel takes the rows of a batch one by

@@ -172,6 +172,17 @@ def test_adapters_are_files_or_files_with_a_scale(monkeypatch):
     assert runtime == RuntimeSettings(mmap=False)
 
 
+def test_where_tensors_go_is_taken_in_several_forms(monkeypatch):
+    asked = []
+    monkeypatch.setattr("eagle3_cli.engine.load_engine", lambda *what: asked.append(what[1]) or NoteTaker())
+    load("t.gguf", "d.gguf", tensor_split=[3, 1], override_tensor=["a=CPU", "b=CPU"])
+    load("t.gguf", "d.gguf", override_tensor="a=CPU")
+    assert asked == [
+        RuntimeSettings(tensor_split=(3.0, 1.0), override_tensor=("a=CPU", "b=CPU")),
+        RuntimeSettings(override_tensor=("a=CPU",)),
+    ]
+
+
 def test_the_progress_of_both_files_is_told_and_what_it_raises_ends_the_load(tiny_target, tiny_drafters):
     told = []
     load(tiny_target.path, tiny_drafters["good"].path, progress=lambda *what: told.append(what), **RUNTIME).close()
@@ -194,6 +205,7 @@ def test_the_progress_of_both_files_is_told_and_what_it_raises_ends_the_load(tin
         (("t.gguf", "d.gguf"), {"ctx_size": "5"}, OptionError, "ctx_size: expected a whole number, got '5'"),
         (("t.gguf", "d.gguf"), {"mmap": 0}, OptionError, "mmap: expected True or False, got 0"),
         (("t.gguf", "d.gguf"), {"threads": -1}, OptionError, "--threads: expected a value from 0 to 512, got -1"),
+        (("t.gguf", "d.gguf"), {"tensor_split": "3,x"}, OptionError, "tensor_split: expected numbers, got '3,x'"),
         (("t.gguf", "d.gguf"), {"depth": 65}, OptionError, "--draft-depth: expected a value from 1 to 64, got 65"),
         (("t.gguf",), {"width": 2}, OptionError, "width: has no effect without a drafter"),
         (("t.gguf",), {"lookup": False, "nodes": 2}, OptionError, "nodes: has no effect without a drafter"),

@@ -8,13 +8,14 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import Eagle3Error, FileError, InputError, OptionError
+from ..settings import EVERY_LAYER
 
 PLAIN, DRAFTER = "none", "draft-eagle3"
 NGRAM_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
@@ -142,7 +143,7 @@ def _reason(error: Exception) -> str:
 @dataclass(frozen=True)
 class ServerSettings:
     """binary: llama-server.  types: as `speculation` gives them.  draft_max: tokens that its drafter proposes per round
-    (--spec-draft-n-max); of no effect for types without a drafter."""
+    (--spec-draft-n-max); of no effect for types without a drafter.  placed: flags of `placed`."""
 
     binary: Path
     target: Path
@@ -154,6 +155,25 @@ class ServerSettings:
     repack: bool
     mmap: bool
     flash_attn: str
+    placed: tuple[str, ...] = ()
+
+
+def placed(ours: Mapping[str, Any]) -> tuple[str, ...]:
+    """The flags that put a model where ours is.  ours: settings of an engine."""
+    flags = ["--device", "none" if ours["device"] == "cpu" else ours["device"]]
+    if ours["device"] != "cpu" and ours["gpu_layers"] != -1:
+        flags += ["--gpu-layers", str(ours["gpu_layers"])]
+    if ours["split_mode"] is not None:
+        flags += ["--split-mode", ours["split_mode"]]
+    if ours["tensor_split"]:
+        flags += ["--tensor-split", ",".join(f"{share:g}" for share in ours["tensor_split"])]
+    if ours["split_mode"] == "row" and ours["main_gpu"] is not None:
+        flags += ["--main-gpu", str(ours["main_gpu"])]
+    for override in ours["override_tensor"]:
+        flags += ["--override-tensor", override]
+    if ours["cpu_moe"]:
+        flags += ["--cpu-moe"] if ours["cpu_moe"] == EVERY_LAYER else ["--n-cpu-moe", str(ours["cpu_moe"])]
+    return tuple(flags)
 
 
 class StartedServer(Server):
@@ -240,6 +260,7 @@ def command(settings: ServerSettings, port: int) -> list[str]:
         *("--threads-batch", str(settings.threads)),
         *("--parallel", "1"),
         *("--flash-attn", settings.flash_attn),
+        *settings.placed,
         *("--host", "127.0.0.1"),
         *("--port", str(port)),
     ]
@@ -252,6 +273,10 @@ def command(settings: ServerSettings, port: int) -> list[str]:
     if DRAFTER in settings.types:
         arguments += ["--model-draft", str(settings.draft)]
         arguments += ["--spec-draft-n-max", str(settings.draft_max), "--threads-draft", str(settings.threads)]
+        of_both = {"--device": "--spec-draft-device", "--gpu-layers": "--spec-draft-ngl"}
+        for flag, value in zip(settings.placed, settings.placed[1:], strict=False):
+            if flag in of_both:
+                arguments += [of_both[flag], value]
     return arguments
 
 

@@ -20,7 +20,7 @@ from click.core import ParameterSource
 from .. import demo, registry
 from ..errors import FileError, OptionError
 from ..prompt import read_text
-from ..settings import FLAGS, SAMPLERS, Limits, Lora, PairSettings, RuntimeSettings, SamplingSettings
+from ..settings import EVERY_LAYER, FLAGS, SAMPLERS, Limits, Lora, PairSettings, RuntimeSettings, SamplingSettings
 from .options import set_by
 
 Flags = Mapping[str, Any]
@@ -62,6 +62,7 @@ _USELESS: list[Useless] = [
     ),
     (("no_lookup",), lambda f: f["draft_tokens"] is not None, "with a fixed --draft-tokens", "draft_tokens"),
     (("gpu_layers",), lambda f: f["device"] == "cpu" and f["gpu_layers"] != 0, "with --device cpu", "device"),
+    (("n_cpu_moe",), lambda f: f["cpu_moe"], "with --cpu-moe", "cpu_moe"),
     (
         ("system", "chat_template_kwargs"),
         lambda f: f.get("raw", False),
@@ -194,11 +195,23 @@ def runtime_settings(flags: Flags) -> RuntimeSettings:
         draft_threads=flags["draft_threads"],
         gpu_layers=None if layers == -1 else layers,
         device=flags["device"],
+        split_mode=flags["split_mode"],
+        tensor_split=_shares(flags["tensor_split"]),
+        main_gpu=flags["main_gpu"],
+        override_tensor=tuple(each for text in flags["override_tensor"] for each in text.split(",")),
+        cpu_moe=EVERY_LAYER if flags["cpu_moe"] else flags["n_cpu_moe"],
         flash_attn=flags["flash_attn"],
         cache_type_k=flags["cache_type_k"],
         cache_type_v=flags["cache_type_v"],
         mmap=not flags["no_mmap"],
     )
+
+
+def _shares(text: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(number) for number in text.split(",")) if text is not None else ()
+    except ValueError:
+        raise OptionError(f"--tensor-split: expected numbers with commas between them, got {text}.") from None
 
 
 def limits(flags: Flags) -> Limits:

@@ -14,13 +14,21 @@ from click.core import ParameterSource
 
 from ..errors import OptionError
 from ..prompt import clean
-from ..settings import CACHE_TYPES, FEEDBACK, FLASH_ATTENTION, RuntimeSettings, SamplingSettings
+from ..settings import (
+    CACHE_TYPES,
+    DEVICES,
+    FEEDBACK,
+    FLASH_ATTENTION,
+    GPU_NAMES,
+    SPLIT_MODES,
+    RuntimeSettings,
+    SamplingSettings,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
 
 SAMPLING, RUNTIME = SamplingSettings(), RuntimeSettings()
-DEVICES = ("auto", "cpu", "cuda", "metal")
 
 
 class Text(click.ParamType):
@@ -54,6 +62,15 @@ class DraftTokens(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
         return None if value == "auto" else click.INT.convert(value, param, ctx)
+
+
+class Device(click.Choice[str]):
+    """A kind of device, or the names of GPUs."""
+
+    in_file = (str,), f"one of {', '.join(DEVICES)}, or names of GPUs"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return value if GPU_NAMES.fullmatch(value) and value not in DEVICES else super().convert(value, param, ctx)
 
 
 class Option(click.Option):
@@ -201,7 +218,16 @@ runtime_options: Decorator[Any] = together(
            help="Layers of each model on the GPU; -1, the default, is all where there is one."),
     option(RUN, "--no-mmap", is_flag=True,
            help="Read the weights into memory of their own: on a CPU faster to decode with, slower to load."),
-    option(RUN, "--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Where to run."),
+    option(RUN, "--device", "-dev", type=Device(DEVICES), default="auto", show_default=True,
+           metavar="|".join((*DEVICES, "NAME,...")), help="Where to run; eagle3 doctor lists the names of GPUs."),
+    option(RUN, "--split-mode", "-sm", type=click.Choice(SPLIT_MODES),
+           help="How several GPUs share the models: not at all, by layers (the default), or by rows."),
+    option(RUN, "--tensor-split", "-ts", metavar="N,N,...", help="Their shares; the default: by free memory."),
+    option(RUN, "--main-gpu", "-mg", type=int, metavar="N", help="The GPU of --split-mode none or row, from 0."),
+    option(RUN, "--override-tensor", "-ot", type=TEXT, multiple=True, metavar="REGEX=BUFFER",
+           help="Memory for the target's tensors of these names, as CPU or CUDA0; repeatable, or with commas."),
+    option(RUN, "--cpu-moe", "-cmoe", is_flag=True, help="Keep all experts of the target in the CPU's memory."),
+    option(RUN, "--n-cpu-moe", "-ncmoe", type=int, metavar="N", help="Those of its first N layers."),
     option(RUN, "--flash-attn", "-fa", type=click.Choice(list(FLASH_ATTENTION)), default="auto", show_default=True,
            help="Flash attention of the target."),
     option(RUN, "--cache-type-k", "-ctk", type=click.Choice(list(CACHE_TYPES)), default="f16", show_default=True,

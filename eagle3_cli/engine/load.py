@@ -18,12 +18,14 @@ from ..gguf_file import main_type
 from ..llama import Model, choose_devices, physical_cores, render_chat
 from ..lora import Adapter, adapt, check_lora
 from ..model_files import DrafterInfo, check_target, read_drafter, target_files
+from ..placement import Placement, placement
 from ..probe import AMX_NOTE, amx_crashes
 from ..settings import (
     DRAFTER_ROWS,
     FLASH_ATTENTION,
     MAX_SEQUENCES,
     MOST_LEVELS,
+    PLACEMENT,
     Limits,
     PairSettings,
     RuntimeSettings,
@@ -138,9 +140,10 @@ def load_engine(
     info = read_drafter(pair.draft, pair.target) if pair.draft else None
     if info:
         pair = replace(pair, feedback=_feedback(pair, info))
-    devices, layers, backend = choose_devices(runtime.device, runtime.gpu_layers)
+    devices, layers, backend = choose_devices(runtime)
+    where = placement(runtime, pair.target, backend.split(",") if devices and layers else [])
     shape = pair.tree(on_gpu=backend != "cpu")
-    loader = _Loader(runtime, devices, layers, progress, pair.lookup, beside.models if beside else {})
+    loader = _Loader(runtime, devices, layers, where, progress, pair.lookup, beside.models if beside else {})
     try:
         engine = loader.engine(pair, info, shape, backend)
     except BaseException:
@@ -209,12 +212,14 @@ class _Loader:
         runtime: RuntimeSettings,
         devices: list[int],
         layers: int,
+        where: Placement,
         progress: Progress | None,
         lookup: bool,
         loaded: Mapping[Path, Model],
     ) -> None:
         self.models = dict(loaded)
         self.runtime, self.devices, self.layers, self.progress = runtime, devices, layers, progress
+        self.placement = where
         self.lookup = lookup
         self.flash_attention = runtime.flash_attention(on_gpu=bool(devices))
         self.repack = not amx_crashes()
@@ -263,8 +268,8 @@ class _Loader:
     @staticmethod
     def _that_costs(settings: dict[str, Any]) -> dict[str, Any]:
         """The settings that costs and acceptance depend on."""
-        names = ("device", "gpu_layers", "threads", "draft_threads", "repack", "mmap", "flash_attn", "cache_type_k",
-                 "cache_type_v", "feedback")  # fmt: skip
+        names = ("device", "gpu_layers", *PLACEMENT, "threads", "draft_threads", "repack", "mmap", "flash_attn",
+                 "cache_type_k", "cache_type_v", "feedback")  # fmt: skip
         return {**{name: settings[name] for name in names}, "llama-cpp-python": versions()["llama-cpp-python"]}
 
     def _own(self, part: Any) -> Any:
@@ -276,7 +281,8 @@ class _Loader:
             return self.models[path]
         report = self.progress
         progress = (lambda done: report(name, done)) if report else None
-        model = Model(path, self.devices, self.layers, self.repack, progress, mmap=self.runtime.mmap)
+        where = self.placement if name == "target" else replace(self.placement, overrides=())
+        model = Model(path, self.devices, self.layers, self.repack, progress, mmap=self.runtime.mmap, placement=where)
         self.models[path] = self._own(model)
         return model
 
@@ -334,6 +340,7 @@ class _Loader:
             "draft_threads": (self.runtime.draft_threads or self._threads()) if drafts else None,
             "device": backend,
             "gpu_layers": self.layers,
+            **{name: getattr(self.runtime, name) for name in PLACEMENT},
             "repack": self.repack,
             "mmap": self.runtime.mmap,
             "flash_attn": self.flash_attention,

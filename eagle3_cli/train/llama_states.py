@@ -15,6 +15,7 @@ from ..context import DECODE, Context, target_settings
 from ..errors import FileError, LlamaError
 from ..llama import Model, choose_devices
 from ..model_files import check_target
+from ..placement import placement
 from ..probe import amx_crashes
 from ..settings import MAX_SEQUENCES, RuntimeSettings
 from .capture import CaptureSettings, States
@@ -103,8 +104,9 @@ class LlamaRunner:
 def load_model(path: Path, runtime: RuntimeSettings) -> tuple[Model, bool]:
     """The target, and whether it is on a GPU.  FileError for a file that cannot be drafted for."""
     check_target(path)
-    devices, layers, _ = choose_devices(runtime.device, runtime.gpu_layers)
-    model = Model(path, devices, layers, not amx_crashes(), mmap=runtime.mmap)
+    devices, layers, backend = choose_devices(runtime)
+    where = placement(runtime, path, backend.split(",") if devices and layers else [])
+    model = Model(path, devices, layers, not amx_crashes(), mmap=runtime.mmap, placement=where)
     if model.generates_text and model.keeps_every_position:
         return model, bool(devices)
     fault = (

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from eagle3_cli.engine.types import Likelihood, Piece, Statistics
+from eagle3_cli.settings import PLACEMENT
 
 FOREVER = "<forever>"  # a script item: " word" every few milliseconds, until closed
 
@@ -63,6 +64,7 @@ class FakeEngine:
             "draft_threads": self.runtime.draft_threads,
             "gpu_layers": self.runtime.gpu_layers,
             "device": self.runtime.device,
+            **{name: getattr(self.runtime, name) for name in PLACEMENT},
             "flash_attn": self.runtime.flash_attn,
             "mmap": self.runtime.mmap,
             "cache_type_k": self.runtime.cache_type_k,
