@@ -168,8 +168,7 @@ def measure_duel(
     begin = time.monotonic()
     if learned.exists():
         shutil.rmtree(learned)
-    with cache_at(learned), Contenders(duel_settings(settings, (SHORT,))) as contenders:
-        contenders.duel(AGAIN)
+    with cache_at(learned), Contenders(duel_settings(settings, (SHORT,)), AGAIN) as contenders:
         samples = list(run(contenders, prompts, progress))
     return {**summary(samples), "seconds": time.monotonic() - begin}
 

@@ -12,7 +12,17 @@ from ..engine import Engine, load_engine
 from ..errors import InputError, OptionError
 from ..settings import Limits, PairSettings, RuntimeSettings, SamplingSettings, TreeShape
 from .prompts import Prompt, digest
-from .server import DEFAULT_TYPES, DRAFTER, REMEMBERS, Server, ServerSettings, StartedServer, contender_name, is_url
+from .server import (
+    DEFAULT_TYPES,
+    DRAFTER,
+    REMEMBERS,
+    Server,
+    ServerSettings,
+    StartedServer,
+    contender_name,
+    is_url,
+    placed,
+)
 
 SHAPES: tuple[TreeShape, ...] = (TreeShape(3, 1, 3), TreeShape(4, 4, 8), TreeShape(5, 6, 16), TreeShape(8, 10, 60))
 
@@ -84,12 +94,22 @@ Answer = Callable[[Sequence[int], float, int], dict[str, Any]]
 
 class Contenders:
     """All contenders of a run, loaded.  `engine` renders the prompts and decodes with fixed trees, `auto` with those
-    that a budget chooses, `plain` without a drafter."""
+    that a budget chooses, `plain` without a drafter.
 
-    def __init__(self, settings: BenchSettings) -> None:
-        self.settings = settings
+    again   leaves only plain decoding, auto and, by this name, another engine that decodes plainly: what it differs
+            from the first is noise.  Who comes after another context starts slowly, so it has one of its own
+    """
+
+    def __init__(self, settings: BenchSettings, again: str | None = None) -> None:
+        self.settings, self.again = settings, again
         self.against: dict[str, Any] | None = None  # the server's side of the run, for JSON
         self._stack = ExitStack()
+        self.load()
+
+    def load(self) -> None:
+        """Load everything, anew where it is loaded: where in memory an engine's buffers lie makes it up to 7% faster or
+        slower than another one."""
+        self._stack.close()
         try:
             self._load()
         except BaseException:
@@ -111,6 +131,9 @@ class Contenders:
             "plain": self._ours(self.plain, None),
             "auto": self._ours(self.auto, None),
         }
+        if self.again:
+            self.answers[self.again] = self._ours(self._another_plain(), None)
+            return
         for shape in s.shapes:
             self.answers[shape.name] = self._ours(self.engine, shape)
         if remote:
@@ -126,12 +149,6 @@ class Contenders:
     def _another_plain(self) -> Engine:
         plain = PairSettings(self.settings.target, None, "plain")
         return self._stack.enter_context(load_engine(plain, self.settings.runtime, beside=self.engine))
-
-    def duel(self, again: str) -> None:
-        """Leave only plain decoding, auto and, by the name `again`, another engine that decodes plainly: what it
-        differs from the first is noise.  Who comes after another context starts slowly, so it has one of its own."""
-        plain, auto = (self.answers[name] for name in ("plain", "auto"))
-        self.answers = {"plain": plain, "auto": auto, again: self._ours(self._another_plain(), None)}
 
     def _ours(self, engine: Engine, shape: TreeShape | None) -> Answer:
         def answer(prompt: Sequence[int], temperature: float, seed: int) -> dict[str, Any]:
@@ -150,7 +167,7 @@ class Contenders:
         """A server with the same files and settings.  One that remembers its answers starts anew before it is asked a
         prompt again, for otherwise it would copy in a repeat what it wrote before."""
         s, ours = self.settings, self.engine.settings
-        same = (ours["ctx_size"], ours["threads"], ours["repack"], ours["mmap"], ours["flash_attn"])
+        same = (ours["ctx_size"], ours["threads"], ours["repack"], ours["mmap"], ours["flash_attn"], placed(ours))
         server = StartedServer(ServerSettings(binary, s.target, s.draft, types, draft_max, *same))
         self._stack.callback(server.close)
         asked: set[tuple[int, ...]] = set()
@@ -240,17 +257,20 @@ def _from(answers: Mapping[str, Answer], turn: int) -> list[tuple[str, Answer]]:
 def run(
     contenders: Contenders, prompts: Sequence[Prompt], progress: Callable[[int, int], None] | None
 ) -> Iterator[Sample]:
-    """Every sample of the run, contender after contender for each prompt; the first answers of all are a warm-up.
+    """Every sample of the run, contender after contender for each prompt.  Each repeat has all loaded anew, and begins
+    with an answer of each that does not count.
 
     progress gets (answers done, answers in all).
     """
     s = contenders.settings
     rendered = [contenders.engine.render([{"role": "user", "content": prompt.text}]) for prompt in prompts]
-    for answer in contenders.answers.values():
-        answer(rendered[0], 0.0, 0)
     total = s.repeats * len(s.temperatures) * len(rendered) * len(contenders.answers)
     done = 0
     for repeat in range(s.repeats):
+        if repeat:
+            contenders.load()
+        for answer in contenders.answers.values():
+            answer(rendered[0], 0.0, 0)
         for temperature in s.temperatures:
             for number, prompt in enumerate(rendered):
                 for name, answer in _from(contenders.answers, repeat + number):

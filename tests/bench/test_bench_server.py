@@ -36,11 +36,15 @@ SAME = (
 DRAFTS = " --model-draft d.gguf --spec-draft-n-max 3 --threads-draft 2"
 
 
+CPU = {"device": "cpu", "gpu_layers": 0, "split_mode": None, "tensor_split": (), "main_gpu": None,
+       "override_tensor": (), "cpu_moe": None}  # fmt: skip
+
+
 class FakeEngine:
     """Says the same tokens to everything."""
 
     def __init__(self, tokens=(5, 6, 7)):
-        self.settings = {"ctx_size": 512, "threads": 1, "repack": True, "mmap": True, "flash_attn": "off"}
+        self.settings = {"ctx_size": 512, "threads": 1, "repack": True, "mmap": True, "flash_attn": "off", **CPU}
         self.tokens = tokens
 
     def stream(self, prompt, sampling, limits):

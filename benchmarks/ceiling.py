@@ -1,0 +1,205 @@
+"""What the best policy could gain at most: one that knows in advance which proposed tokens will be accepted.
+
+    python benchmarks/ceiling.py bf16.gguf --costs-of widened-bf16.gguf --prompts-per-task 10
+
+At every token of plain decoding's answers the drafter grows the largest tree, and n-gram matches are looked for.  How
+far each goes on as the answer did is what an oracle would verify there, and nothing else: k proposed tokens cost one
+pass over k + 1 rows and, unless they are a match, k passes of the drafter over one row.  Which rounds to make of that
+is solved exactly, from the end of the answer.  What a round costs besides, and the rounds after a tree, count for
+nothing.  No policy that proposes from the same two sources can be faster with these costs; a real one does not know the
+answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from script import exit_code
+
+from eagle3_cli.bench.prompts import NAMES, TASKS
+from eagle3_cli.console import Console
+from eagle3_cli.demo import demo_drafter
+from eagle3_cli.engine import Engine, load_engine
+from eagle3_cli.engine.lookup import Lookup, Match
+from eagle3_cli.engine.sampler import Sampler, with_seed
+from eagle3_cli.engine.tree import ROOT, FixedShape
+from eagle3_cli.engine.types import NO_TREE, DraftTree
+from eagle3_cli.settings import PairSettings, RuntimeSettings, SamplingSettings, TreeShape, check_range
+
+LARGEST = TreeShape(8, 10, 60)
+LONGEST_MATCH = 32
+TIMES = 7  # that a width is measured
+TEMPERATURES = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """In passes of the target over one row.  verify[k]: over k + 1 rows.  step: a drafter pass over one row."""
+
+    verify: Sequence[float]
+    step: float
+
+
+@dataclass(frozen=True)
+class Position:
+    """How many tokens behind this one the drafter's tree, and the best n-gram match, foretold."""
+
+    drafted: int
+    matched: int
+
+
+def fewest_passes(answer: Sequence[Position], costs: Costs) -> float:
+    """Cost of the best rounds that emit one token for every position."""
+    least = [0.0] * (len(answer) + 1)  # cost of emitting what is behind each position
+    for at in range(len(answer) - 1, -1, -1):
+        here, room = answer[at], len(answer) - at - 1
+        options = [costs.verify[0] + least[at + 1]]
+        for k in range(1, min(max(here.drafted, here.matched), room, len(costs.verify) - 1) + 1):
+            drafting = 0.0 if k <= here.matched else k * costs.step
+            options.append(costs.verify[k] + drafting + least[at + k + 1])
+        least[at] = min(options)
+    return least[0]
+
+
+def foretold(tree: DraftTree, future: Sequence[int]) -> int:
+    """How many tokens of the future lie on a path of the tree."""
+    node, known = ROOT, {(p, t): i for i, (p, t) in enumerate(zip(tree.parents, tree.tokens, strict=True))}
+    for depth, token in enumerate(future):
+        if (node, token) not in known:
+            return depth
+        node = known[node, token]
+    return len(future)
+
+
+def positions(engine: Engine, prompt: Sequence[int], sampling: SamplingSettings, most: int) -> list[Position]:
+    """Of plain decoding's answer, without its first token, which belongs to the prompt."""
+    decoder, drafter, target = engine.decoder, engine.decoder.drafter, engine.decoder.target
+    assert drafter is not None
+    decoder.truncate(0)
+    decoder.prefill(prompt)
+    sampler, lookup = Sampler(decoder.model, with_seed(sampling), prompt, decoder.cells), Lookup()
+    lookup.extend(prompt)
+    tokens: list[int] = []
+    trees: list[DraftTree] = []
+    matches: list[list[Match]] = []
+    root = _draw(engine, sampler)
+    while len(tokens) < most and not decoder.model.is_end(root):
+        trees.append(drafter.draft(root, FixedShape(LARGEST)))
+        matches.append(lookup.find(root, LONGEST_MATCH))
+        lookup.extend([root])
+        target.verify(root, NO_TREE)
+        token = _draw(engine, sampler)
+        decoder.commit([root], target.commit([]))
+        tokens.append(token)
+        root = token
+    sampler.close()
+    found = []
+    for at, (tree, several) in enumerate(zip(trees, matches, strict=True)):
+        agreeing = (_common(match.tokens, tokens[at:]) for match in several)
+        found.append(Position(foretold(tree, tokens[at:]), max(agreeing, default=0)))
+    return found
+
+
+def _draw(engine: Engine, sampler: Sampler) -> int:
+    target = engine.decoder.target
+    return target.argmax(ROOT) if sampler.is_argmax else sampler.draw(target.context, target.logits_row(ROOT))
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    for at, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return at
+    return min(len(one), len(other))
+
+
+def measured(engine: Engine) -> Costs:
+    """Medians; the drafter's step from chains, of which a longer one has more passes over one row."""
+    decoder, drafter = engine.decoder, engine.decoder.drafter
+    assert drafter is not None
+    decoder.prefill(list(range(100, 200)))
+    root = 7
+    seconds: list[list[float]] = [[] for _ in range(LONGEST_MATCH + 1)]
+    for _ in range(TIMES):
+        for k, taken in enumerate(seconds):
+            tokens, parents, depths = range(20, 20 + k), range(-1, k - 1), range(1, k + 1)
+            chain = DraftTree(tokens, parents, depths, [0.0] * k, [1] * k)
+            began = time.perf_counter()
+            decoder.target.verify(root, chain)
+            taken.append(time.perf_counter() - began)
+            decoder.truncate(len(decoder.committed))
+    one = statistics.median(seconds[0])
+    steps: list[float] = []
+    for _ in range(TIMES):
+        spent = []
+        for depth in (2, 6):
+            decoder.prefill(list(range(100, 201 + len(steps))))
+            before = drafter.seconds
+            drafter.draft(root, FixedShape(TreeShape(depth, 1, depth)))
+            spent.append(drafter.seconds - before)
+        steps.append((spent[1] - spent[0]) / 4)
+    return Costs([statistics.median(taken) / one for taken in seconds], statistics.median(steps) / one)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0 done, 1 failed, 2 bad input, 130 Ctrl-C."""
+    console, args = Console(), _parser().parse_args(argv)
+    return exit_code(console, lambda: _run(args, console))
+
+
+def _run(args: argparse.Namespace, console: Console) -> None:
+    check_range("--prompts-per-task", args.prompts_per_task, 1, min(len(TASKS[name]) for name in NAMES))
+    check_range("--max-tokens", args.max_tokens, 2)
+    runtime = RuntimeSettings(ctx_size=1024, threads=args.threads)
+    pair = PairSettings(args.target, args.draft, depth=LARGEST.depth, width=LARGEST.width, nodes=LARGEST.nodes)
+    with load_engine(pair if args.costs_of is None else _other(pair, args.costs_of), runtime) as engine:
+        costs = measured(engine)
+    curve = ", ".join(f"{k + 1} rows {costs.verify[k]:.2f}" for k in (1, 2, 3, 4, 6, 8, 12, 16))
+    console.text(f"Costs: {curve}; a drafter step {costs.step:.3f}.\n\n")
+    console.text("| task | temperature | foretold by the tree | by a match | at most |\n|---|---|---|---|---|\n")
+    with load_engine(pair, runtime) as engine:
+        for temperature in TEMPERATURES:
+            gains = [_task(engine, name, temperature, costs, args, console) for name in NAMES]
+            console.text(f"| all, mean | {temperature:g} |  |  | {statistics.geometric_mean(gains):.2f}x |\n")
+
+
+def _task(
+    engine: Engine, name: str, temperature: float, costs: Costs, args: argparse.Namespace, console: Console
+) -> float:
+    """The largest speed-up over plain decoding in a task; a line of the table."""
+    answers = []
+    for i, text in enumerate(TASKS[name][: args.prompts_per_task]):
+        prompt = engine.render([{"role": "user", "content": text}])
+        answers.append(positions(engine, prompt, SamplingSettings(temperature=temperature, seed=i), args.max_tokens))
+    every = [each for answer in answers for each in answer]
+    gain = len(every) / sum(fewest_passes(answer, costs) for answer in answers)
+    drafted, matched = statistics.mean(p.drafted for p in every), statistics.mean(p.matched for p in every)
+    console.text(f"| {name} | {temperature:g} | {drafted:.2f} | {matched:.2f} | {gain:.2f}x |\n")
+    return gain
+
+
+def _other(pair: PairSettings, target: Path) -> PairSettings:
+    from dataclasses import replace
+
+    return replace(pair, target=target)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("target", type=Path, metavar="GGUF", help="the model that answers")
+    add("--draft", type=Path, default=demo_drafter(), metavar="GGUF", help="its drafter (default: the bundled one)")
+    add("--costs-of", type=Path, metavar="GGUF", help="a target whose passes are measured instead, as a widened one")
+    add("--prompts-per-task", type=int, default=10, metavar="N", help="of each of the five tasks (default: 10)")
+    add("-n", "--max-tokens", type=int, default=48, help="per answer (default: 48)")
+    add("-t", "--threads", type=int, default=0, help="default: the physical cores")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""What the best policy could gain: against every way of cutting an answer into rounds."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from eagle3_cli.engine import load_engine
+from eagle3_cli.engine.types import DraftTree
+from eagle3_cli.settings import Limits, PairSettings, RuntimeSettings, SamplingSettings
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+ceiling = importlib.import_module("ceiling")
+Costs, Position, fewest_passes, foretold = (
+    getattr(ceiling, name) for name in ("Costs", "Position", "fewest_passes", "foretold")
+)
+
+
+def every_way(answer, costs, at=0):
+    """Cost of the best of all sequences of rounds, one by one."""
+    if at == len(answer):
+        return 0.0
+    found = []
+    for k in range(len(answer) - at):
+        if k <= max(answer[at].drafted, answer[at].matched):
+            drafting = 0.0 if k <= answer[at].matched else k * costs.step
+            found.append(costs.verify[k] + drafting + every_way(answer, costs, at + k + 1))
+    return min(found)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_fewest_passes_are_those_of_the_best_of_all_ways(seed):
+    rng = random.Random(seed)
+    answer = [Position(rng.choice((0, 0, 1, 2, 4)), rng.choice((0, 0, 0, 3))) for _ in range(rng.randint(1, 9))]
+    costs = Costs([1.0 + rng.random() * k for k in range(10)], 0.2 * rng.random())
+    assert fewest_passes(answer, costs) == pytest.approx(every_way(answer, costs))
+
+
+def test_nothing_foretold_is_plain_decoding():
+    assert fewest_passes([Position(0, 0)] * 7, Costs([1.0, 1.1], 0.1)) == 7.0
+
+
+def test_a_proposal_that_costs_more_than_it_saves_is_not_verified():
+    answer = [Position(1, 0), Position(0, 0)]
+    assert fewest_passes(answer, Costs([1.0, 1.5], 0.4)) == pytest.approx(1.9)
+    assert fewest_passes(answer, Costs([1.0, 1.5], 0.6)) == 2.0
+    assert fewest_passes([Position(1, 1), Position(0, 0)], Costs([1.0, 1.5], 0.6)) == 1.5  # a match is free
+
+
+def test_how_far_a_tree_foretells():
+    tree = DraftTree([5, 6, 7, 8], [-1, 0, 0, -1], [1, 2, 2, 1], [0.0] * 4, [1] * 4)
+    assert [foretold(tree, future) for future in ([5, 7, 9], [5, 6], [5], [6], [])] == [2, 2, 1, 0, 0]
+
+
+def test_positions_are_those_of_plain_decoding(tiny_target, tiny_drafters, monkeypatch):
+    """A drafter that knows most of the target foretells most; the answer is plain decoding's."""
+    pair = PairSettings(tiny_target.path, tiny_drafters["good"].path, depth=8, width=10, nodes=60)
+    greedy = SamplingSettings(temperature=0.0)
+    prompt = [5, 9, 200, 17]
+    seen = []
+    monkeypatch.setattr(ceiling, "foretold", lambda tree, future: seen.append(list(future)) or foretold(tree, future))
+    with load_engine(pair, RuntimeSettings(ctx_size=256, threads=1)) as engine:
+        found = ceiling.positions(engine, prompt, greedy, 20)
+        pieces = list(engine.stream(prompt, greedy, Limits(21, ignore_eos=True)))
+    tokens = [piece.token for piece in pieces]
+    assert seen[0] == tokens[1 : 1 + len(found)]
+    assert sum(each.drafted for each in found) > len(found)
