@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from script import exit_code
@@ -26,16 +26,18 @@ from eagle3_cli.bench.prompts import NAMES, TASKS
 from eagle3_cli.console import Console
 from eagle3_cli.demo import demo_drafter
 from eagle3_cli.engine import Engine, load_engine
-from eagle3_cli.engine.lookup import Lookup, Match
+from eagle3_cli.engine.lookup import Lookup, Match, common_length
 from eagle3_cli.engine.sampler import Sampler, with_seed
 from eagle3_cli.engine.tree import ROOT, FixedShape
 from eagle3_cli.engine.types import NO_TREE, DraftTree
+from eagle3_cli.engine.verify import verify
 from eagle3_cli.settings import PairSettings, RuntimeSettings, SamplingSettings, TreeShape, check_range
 
 LARGEST = TreeShape(8, 10, 60)
 LONGEST_MATCH = 32
 TIMES = 7  # that a width is measured
 TEMPERATURES = (0.0, 1.0)
+NO_TOKEN = -1  # that no tree proposes
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,8 @@ def fewest_passes(answer: Sequence[Position], costs: Costs) -> float:
 
 def foretold(tree: DraftTree, future: Sequence[int]) -> int:
     """How many tokens of the future lie on a path of the tree."""
-    node, known = ROOT, {(p, t): i for i, (p, t) in enumerate(zip(tree.parents, tree.tokens, strict=True))}
-    for depth, token in enumerate(future):
-        if (node, token) not in known:
-            return depth
-        node = known[node, token]
-    return len(future)
+    tokens = iter(future)
+    return len(verify(tree, lambda node: next(tokens, NO_TOKEN), lambda token: False).accepted)
 
 
 def positions(engine: Engine, prompt: Sequence[int], sampling: SamplingSettings, most: int) -> list[Position]:
@@ -101,7 +99,7 @@ def positions(engine: Engine, prompt: Sequence[int], sampling: SamplingSettings,
     sampler.close()
     found = []
     for at, (tree, several) in enumerate(zip(trees, matches, strict=True)):
-        agreeing = (_common(match.tokens, tokens[at:]) for match in several)
+        agreeing = (common_length(match.tokens, tokens[at:]) for match in several)
         found.append(Position(foretold(tree, tokens[at:]), max(agreeing, default=0)))
     return found
 
@@ -109,13 +107,6 @@ def positions(engine: Engine, prompt: Sequence[int], sampling: SamplingSettings,
 def _draw(engine: Engine, sampler: Sampler) -> int:
     target = engine.decoder.target
     return target.argmax(ROOT) if sampler.is_argmax else sampler.draw(target.context, target.logits_row(ROOT))
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    for at, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return at
-    return min(len(one), len(other))
 
 
 def measured(engine: Engine) -> Costs:
@@ -157,7 +148,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     check_range("--max-tokens", args.max_tokens, 2)
     runtime = RuntimeSettings(ctx_size=1024, threads=args.threads)
     pair = PairSettings(args.target, args.draft, depth=LARGEST.depth, width=LARGEST.width, nodes=LARGEST.nodes)
-    with load_engine(pair if args.costs_of is None else _other(pair, args.costs_of), runtime) as engine:
+    with load_engine(replace(pair, target=args.costs_of or args.target), runtime) as engine:
         costs = measured(engine)
     curve = ", ".join(f"{k + 1} rows {costs.verify[k]:.2f}" for k in (1, 2, 3, 4, 6, 8, 12, 16))
     console.text(f"Costs: {curve}; a drafter step {costs.step:.3f}.\n\n")
@@ -181,12 +172,6 @@ def _task(
     drafted, matched = statistics.mean(p.drafted for p in every), statistics.mean(p.matched for p in every)
     console.text(f"| {name} | {temperature:g} | {drafted:.2f} | {matched:.2f} | {gain:.2f}x |\n")
     return gain
-
-
-def _other(pair: PairSettings, target: Path) -> PairSettings:
-    from dataclasses import replace
-
-    return replace(pair, target=target)
 
 
 def _parser() -> argparse.ArgumentParser:

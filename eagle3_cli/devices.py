@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 
 from .errors import LlamaError
-from .llama import function
+from .llama import device_addresses, function
 
 _CPU, _ACCELERATOR = 0, 3  # enum ggml_backend_dev_type; the rest are GPUs
 _text, _size, _ptr = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p
@@ -47,8 +47,7 @@ def _told(name: str, label: str) -> str:
 
 def devices() -> list[Device]:
     """In llama.cpp's order."""
-    count, at = function("ggml_backend_dev_count", _size)(), function("ggml_backend_dev_get", _ptr, _size)
-    return [_device(at(i)) for i in range(count)]
+    return [_device(address) for address in device_addresses()]
 
 
 def _device(address: int) -> Device:

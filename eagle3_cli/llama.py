@@ -92,10 +92,14 @@ _dev_name = function("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
 _dev_type = function("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
 
 
+def device_addresses() -> list[int]:
+    """Of every device that the installed library can use, in its order."""
+    return [_dev_get(i) for i in range(_dev_count())]
+
+
 def gpu_devices() -> dict[str, int]:
-    """Name -> address of every GPU device that the installed library can use."""
-    devices = [_dev_get(i) for i in range(_dev_count())]
-    return {_dev_name(d).decode(): d for d in devices if _dev_type(d) not in (_CPU, _ACCEL)}
+    """Name -> address of those that are GPUs."""
+    return {_dev_name(d).decode(): d for d in device_addresses() if _dev_type(d) not in (_CPU, _ACCEL)}
 
 
 def choose_devices(runtime: RuntimeSettings) -> tuple[list[int], int, str]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .errors import OptionError
 from .gguf_file import GgufFile
-from .llama import function, lib
+from .llama import device_addresses, function, lib
 from .model_files import target_files
 from .settings import EVERY_LAYER, RuntimeSettings
 
@@ -24,8 +24,6 @@ _EXPERTS = r"ffn_(up|down|gate|gate_up)_(ch)?exps\."
 _MOST_OVERRIDES = 4096  # that llama.cpp takes
 
 _ptr = ctypes.c_void_p
-_dev_count = function("ggml_backend_dev_count", ctypes.c_size_t)
-_dev_get = function("ggml_backend_dev_get", _ptr, ctypes.c_size_t)
 _buffer_type = function("ggml_backend_dev_buffer_type", _ptr, _ptr)
 _buffer_name = function("ggml_backend_buft_name", ctypes.c_char_p, _ptr)
 
@@ -67,12 +65,10 @@ class Placement:
         return shares, overrides
 
 
-AS_USUAL = Placement()
-
-
-def placement(runtime: RuntimeSettings, target: Path, gpus: Sequence[str]) -> Placement:
-    """What the settings mean for this target on these GPUs, by name.  OptionError for what has no effect here, names no
-    buffer, or matches no tensor."""
+def placement(runtime: RuntimeSettings, target: Path, backend: str) -> Placement:
+    """What the settings mean for this target.  backend: names of the devices, as `choose_devices` gives them.
+    OptionError for what has no effect here, names no buffer, or matches no tensor."""
+    gpus = backend.split(",") if backend != "cpu" else []
     if not gpus:
         _refuse_without_gpu(runtime)
     if runtime.tensor_split and len(runtime.tensor_split) != len(gpus):
@@ -104,17 +100,16 @@ def _refuse_without_gpu(runtime: RuntimeSettings) -> None:
 def _overrides(runtime: RuntimeSettings, target: Path) -> tuple[tuple[str, int], ...]:
     if not (runtime.override_tensor or runtime.cpu_moe):
         return ()
-    names = _tensor_names(target)
-    found = [(*_override(text, names, target), text) for text in runtime.override_tensor]
-    overrides = [(pattern, buffer) for pattern, buffer, _ in found] + _experts(runtime.cpu_moe, names, target)
+    names, known = _tensor_names(target), buffers()
+    overrides = [_override(text, names, known, target) for text in runtime.override_tensor]
+    overrides += [(pattern, known["CPU"]) for pattern in _experts(runtime.cpu_moe, names, target)]
     if len(overrides) >= _MOST_OVERRIDES:
         raise OptionError(f"--override-tensor: expected fewer than {_MOST_OVERRIDES}, got {len(overrides)}.")
     return tuple(overrides)
 
 
-def _override(text: str, names: Sequence[str], target: Path) -> tuple[str, int]:
+def _override(text: str, names: Sequence[str], known: Mapping[str, int], target: Path) -> tuple[str, int]:
     pattern, _, buffer = text.partition("=")
-    known = buffers()
     if buffer not in known:
         raise OptionError(f"--override-tensor {text}: expected one of {', '.join(known)} behind =, got {buffer}.")
     if not any(re.search(pattern, name) for name in names):
@@ -125,8 +120,8 @@ def _override(text: str, names: Sequence[str], target: Path) -> tuple[str, int]:
     return pattern, known[buffer]
 
 
-def _experts(layers: int | None, names: Sequence[str], target: Path) -> list[tuple[str, int]]:
-    """The overrides that keep the experts of the first layers in the CPU's memory."""
+def _experts(layers: int | None, names: Sequence[str], target: Path) -> list[str]:
+    """Regular expressions of the names of the first layers' experts."""
     if not layers:
         return []
     which = [rf"blk\.{layer}\." for layer in range(layers)] if layers != EVERY_LAYER else [r"blk\.\d+\."]
@@ -135,7 +130,7 @@ def _experts(layers: int | None, names: Sequence[str], target: Path) -> list[tup
     if not patterns:
         flag = "--cpu-moe" if layers == EVERY_LAYER else f"--n-cpu-moe {layers}"
         raise OptionError(f"{flag}: {target.name} has no experts in these layers.", "Leave it out.")
-    return [(pattern, buffers()["CPU"]) for pattern in patterns]
+    return patterns
 
 
 def _tensor_names(target: Path) -> list[str]:
@@ -148,5 +143,5 @@ def _tensor_names(target: Path) -> list[str]:
 
 def buffers() -> dict[str, int]:
     """Name -> address of every kind of memory that tensors can be put into."""
-    types = [_buffer_type(_dev_get(i)) for i in range(_dev_count())]
+    types = map(_buffer_type, device_addresses())
     return {_buffer_name(kind).decode(): kind for kind in types if kind}

@@ -12,7 +12,7 @@ from eagle3_cli import llama
 from eagle3_cli.engine import load_engine
 from eagle3_cli.errors import BackendError, FileError, OptionError
 from eagle3_cli.llama import choose_devices, lib
-from eagle3_cli.placement import AS_USUAL, Placement, buffers, placement
+from eagle3_cli.placement import Placement, buffers, placement
 from eagle3_cli.settings import EVERY_LAYER, Limits, PairSettings, RuntimeSettings, SamplingSettings
 
 GPUS = {"CUDA0": 11, "CUDA1": 12, "MTL0": 13}
@@ -118,7 +118,7 @@ def placed(path, names, **fields) -> dict[str, str]:
     import re
 
     kinds = {address: name for name, address in buffers().items()}
-    found = placement(runtime(**fields), path, ["CUDA0", "CUDA1"]).overrides
+    found = placement(runtime(**fields), path, "CUDA0,CUDA1").overrides
     return {
         name: next(kinds[buffer] for pattern, buffer in found if re.search(pattern, name))
         for name in names
@@ -155,12 +155,12 @@ def test_tensors_by_name(experts):
 )
 def test_what_has_no_effect_on_this_target_is_refused(experts, fields, message):
     with pytest.raises(OptionError, match=message):
-        placement(runtime(**fields), experts[0], ["CUDA0", "CUDA1"])
+        placement(runtime(**fields), experts[0], "CUDA0,CUDA1")
 
 
 def test_cpu_moe_needs_experts(tiny_target):
     with pytest.raises(OptionError, match=r"--cpu-moe: target\.gguf has no experts"):
-        placement(runtime(cpu_moe=EVERY_LAYER), tiny_target.path, ["CUDA0"])
+        placement(runtime(cpu_moe=EVERY_LAYER), tiny_target.path, "CUDA0")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_the_parameters_of_the_load():
 
 def test_as_usual_nothing_is_told():
     before, params = lib.llama_model_default_params(), lib.llama_model_default_params()
-    AS_USUAL.apply(params)
+    Placement().apply(params)
     assert bytes(params) == bytes(before)
 
 

@@ -20,6 +20,7 @@ from .server import (
     ServerSettings,
     StartedServer,
     contender_name,
+    draft_placed,
     is_url,
     placed,
 )
@@ -167,8 +168,9 @@ class Contenders:
         """A server with the same files and settings.  One that remembers its answers starts anew before it is asked a
         prompt again, for otherwise it would copy in a repeat what it wrote before."""
         s, ours = self.settings, self.engine.settings
-        same = (ours["ctx_size"], ours["threads"], ours["repack"], ours["mmap"], ours["flash_attn"], placed(ours))
-        server = StartedServer(ServerSettings(binary, s.target, s.draft, types, draft_max, *same))
+        same = (ours["ctx_size"], ours["threads"], ours["repack"], ours["mmap"], ours["flash_attn"])
+        where = placed(ours), draft_placed(ours)
+        server = StartedServer(ServerSettings(binary, s.target, s.draft, types, draft_max, *same, *where))
         self._stack.callback(server.close)
         asked: set[tuple[int, ...]] = set()
 

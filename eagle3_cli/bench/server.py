@@ -143,7 +143,8 @@ def _reason(error: Exception) -> str:
 @dataclass(frozen=True)
 class ServerSettings:
     """binary: llama-server.  types: as `speculation` gives them.  draft_max: tokens that its drafter proposes per round
-    (--spec-draft-n-max); of no effect for types without a drafter.  placed: flags of `placed`."""
+    (--spec-draft-n-max); of no effect for types without a drafter.  placed, draft_placed: as the
+    functions of these names give them."""
 
     binary: Path
     target: Path
@@ -156,13 +157,21 @@ class ServerSettings:
     mmap: bool
     flash_attn: str
     placed: tuple[str, ...] = ()
+    draft_placed: tuple[str, ...] = ()
+
+
+def draft_placed(
+    ours: Mapping[str, Any], device: str = "--spec-draft-device", layers: str = "--spec-draft-ngl"
+) -> tuple[str, ...]:
+    """The flags that put a drafter where ours is.  ours: settings of an engine."""
+    if ours["device"] == "cpu":
+        return device, "none"
+    return device, ours["device"], *((layers, str(ours["gpu_layers"])) if ours["gpu_layers"] != -1 else ())
 
 
 def placed(ours: Mapping[str, Any]) -> tuple[str, ...]:
-    """The flags that put a model where ours is.  ours: settings of an engine."""
-    flags = ["--device", "none" if ours["device"] == "cpu" else ours["device"]]
-    if ours["device"] != "cpu" and ours["gpu_layers"] != -1:
-        flags += ["--gpu-layers", str(ours["gpu_layers"])]
+    """The same for a target."""
+    flags = [*draft_placed(ours, "--device", "--gpu-layers")]
     if ours["split_mode"] is not None:
         flags += ["--split-mode", ours["split_mode"]]
     if ours["tensor_split"]:
@@ -273,10 +282,7 @@ def command(settings: ServerSettings, port: int) -> list[str]:
     if DRAFTER in settings.types:
         arguments += ["--model-draft", str(settings.draft)]
         arguments += ["--spec-draft-n-max", str(settings.draft_max), "--threads-draft", str(settings.threads)]
-        of_both = {"--device": "--spec-draft-device", "--gpu-layers": "--spec-draft-ngl"}
-        for flag, value in zip(settings.placed, settings.placed[1:], strict=False):
-            if flag in of_both:
-                arguments += [of_both[flag], value]
+        arguments += settings.draft_placed
     return arguments
 
 

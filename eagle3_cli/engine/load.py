@@ -141,7 +141,7 @@ def load_engine(
     if info:
         pair = replace(pair, feedback=_feedback(pair, info))
     devices, layers, backend = choose_devices(runtime)
-    where = placement(runtime, pair.target, backend.split(",") if devices and layers else [])
+    where = placement(runtime, pair.target, backend)
     shape = pair.tree(on_gpu=backend != "cpu")
     loader = _Loader(runtime, devices, layers, where, progress, pair.lookup, beside.models if beside else {})
     try:

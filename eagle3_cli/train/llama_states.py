@@ -105,7 +105,7 @@ def load_model(path: Path, runtime: RuntimeSettings) -> tuple[Model, bool]:
     """The target, and whether it is on a GPU.  FileError for a file that cannot be drafted for."""
     check_target(path)
     devices, layers, backend = choose_devices(runtime)
-    where = placement(runtime, path, backend.split(",") if devices and layers else [])
+    where = placement(runtime, path, backend)
     model = Model(path, devices, layers, not amx_crashes(), mmap=runtime.mmap, placement=where)
     if model.generates_text and model.keeps_every_position:
         return model, bool(devices)

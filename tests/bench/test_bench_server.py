@@ -21,6 +21,8 @@ from eagle3_cli.bench.server import (
     StartedServer,
     command,
     contender_name,
+    draft_placed,
+    placed,
     speculation,
 )
 from eagle3_cli.errors import Eagle3Error, FileError, InputError, OptionError
@@ -38,6 +40,28 @@ DRAFTS = " --model-draft d.gguf --spec-draft-n-max 3 --threads-draft 2"
 
 CPU = {"device": "cpu", "gpu_layers": 0, "split_mode": None, "tensor_split": (), "main_gpu": None,
        "override_tensor": (), "cpu_moe": None}  # fmt: skip
+
+
+GPUS = {"device": "CUDA0,CUDA1", "gpu_layers": 20, "split_mode": "row", "tensor_split": (3.0, 1.0), "main_gpu": 1,
+        "override_tensor": ("a=CPU", "b=CPU"), "cpu_moe": 5}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ours", "target", "drafter"),
+    [
+        (CPU, "--device none", "--spec-draft-device none"),
+        ({**CPU, "device": "CUDA1", "gpu_layers": -1, "cpu_moe": -1}, "--device CUDA1 --cpu-moe",
+         "--spec-draft-device CUDA1"),
+        (GPUS, "--device CUDA0,CUDA1 --gpu-layers 20 --split-mode row --tensor-split 3,1 --main-gpu 1"
+         " --override-tensor a=CPU --override-tensor b=CPU --n-cpu-moe 5",
+         "--spec-draft-device CUDA0,CUDA1 --spec-draft-ngl 20"),
+    ],
+)  # fmt: skip
+def test_the_server_is_told_where_our_models_are(ours, target, drafter):
+    drafts = replace(SETTINGS, types=("draft-eagle3",), placed=placed(ours), draft_placed=draft_placed(ours))
+    assert f" {target} --host" in " ".join(command(drafts, 80))
+    assert " ".join(command(drafts, 80)).endswith(f" {drafter}")
+    assert drafter not in " ".join(command(replace(drafts, types=("none",)), 80))
 
 
 class FakeEngine:
