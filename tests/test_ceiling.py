@@ -15,8 +15,8 @@ from eagle3_cli.settings import Limits, PairSettings, RuntimeSettings, SamplingS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 ceiling = importlib.import_module("ceiling")
-Costs, Position, fewest_passes, foretold = (
-    getattr(ceiling, name) for name in ("Costs", "Position", "fewest_passes", "foretold")
+Costs, Node, Position, ROOT, fewest_passes, foretold = (
+    getattr(ceiling, name) for name in ("Costs", "Node", "Position", "ROOT", "fewest_passes", "foretold")
 )
 
 
@@ -69,3 +69,63 @@ def test_positions_are_those_of_plain_decoding(tiny_target, tiny_drafters, monke
     tokens = [piece.token for piece in pieces]
     assert seen[0] == tokens[1 : 1 + len(found)]
     assert sum(each.drafted for each in found) > len(found)
+
+
+# ---- a policy that knows how often a kind of proposal is right
+
+SURE, UNSURE, COPIED = ("drafter", 1, 9), ("drafter", 1, 2), ("match", 0, 5)
+
+
+def chain(kind, came, depth=1):
+    """One node for each outcome, each behind the one before."""
+    return [Node(i - 1 if i else ROOT, depth and depth + i, kind, hit) for i, hit in enumerate(came)]
+
+
+def test_a_kind_comes_true_where_the_answer_came_to_its_parent():
+    answers = [[Position(1, 0, chain(SURE, [True, False, False]))], [Position(0, 0, chain(UNSURE, [False]))]]
+    assert ceiling.came_true(answers) == {SURE: 0.5, UNSURE: 0.0}
+
+
+def test_a_round_verifies_what_promises_more_than_the_rest_of_the_answer():
+    costs = Costs([1.0, 1.4, 1.8], 0.1)
+    node = Position(1, 0, chain(SURE, [True]))
+    assert ceiling.best_round(node, {SURE: 0.9}, costs, 1.0, room=5) == (2, pytest.approx(1.5))
+    assert ceiling.best_round(node, {SURE: 0.4}, costs, 1.0, room=5) == (1, 1.0)
+    assert ceiling.best_round(node, {SURE: 0.6}, costs, 1.0, room=5) == (2, pytest.approx(1.5))
+    assert ceiling.best_round(node, {SURE: 0.6}, costs, 1.3, room=5) == (1, 1.0)  # other rounds emit more meanwhile
+    assert ceiling.best_round(node, {SURE: 0.9}, costs, 1.0, room=0) == (1, pytest.approx(1.5))  # the answer ends
+    match = Position(0, 1, chain(COPIED, [True], depth=0))
+    assert ceiling.best_round(match, {COPIED: 0.6}, costs, 1.3, room=5) == (2, 1.4)  # asks no drafter
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_who_knows_rates_gains_less_than_who_knows_the_answer(seed):
+    """Up to plain decoding where no proposal is right."""
+    rng = random.Random(seed)
+    costs = Costs([1.0, 1.3, 1.5, 1.7], 0.05)
+    answers = []
+    for _ in range(6):
+        drafts = [[rng.random() < (0.8 if sure else 0.2) for _ in range(2)] for sure in (i % 2 for i in range(20))]
+        answers.append(
+            [
+                Position(2 if all(hits) else int(hits[0]), 0, chain(SURE if i % 2 else UNSURE, [hits[0], all(hits)]))
+                for i, hits in enumerate(drafts)
+            ]
+        )
+    known = ceiling.with_known_rates(answers, costs)
+    fewest = sum(fewest_passes(answer, costs) for answer in answers)
+    assert 1.0 < known < sum(map(len, answers)) / fewest
+    wrong = [[Position(0, 0, chain(SURE, [False, False]))] * 10]
+    assert ceiling.with_known_rates(wrong, costs) == 1.0
+
+
+def test_kinds_of_proposals(tiny_target, tiny_drafters):
+    """Of the drafter, of a match, and of both; they come true as the answer of plain decoding goes."""
+    pair = PairSettings(tiny_target.path, tiny_drafters["good"].path, depth=8, width=10, nodes=60)
+    with load_engine(pair, RuntimeSettings(ctx_size=256, threads=1)) as engine:
+        found = ceiling.positions(engine, [5, 9, 200, 17] * 4, SamplingSettings(temperature=2.0, seed=1), 40)
+    assert {node.kind[0] for each in found for node in each.nodes} == {"drafter", "match", "both"}
+    for each in found:
+        assert sum(node.came for node in each.nodes) >= max(each.drafted, min(each.matched, 1))
+        assert all(node.parent == ROOT or each.nodes[node.parent].came for node in each.nodes if node.came)
+        assert all((node.depth == 0) == (node.kind[0] != "drafter") for node in each.nodes)

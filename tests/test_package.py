@@ -1,4 +1,4 @@
-"""What a wheel or a source archive would lack: an editable install, which the tests run on, has the whole repository."""
+"""What a wheel or a source archive would lack: the tests run on an editable install, which has all the repository."""
 
 from __future__ import annotations
 
