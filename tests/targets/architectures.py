@@ -125,7 +125,7 @@ def _output(rows: list[Any], module: Any, args: Any, result: Any) -> None:
 
 
 def _layers(model: Any) -> Any:
-    inner = model.base_model
+    inner = getattr(model, "model", model.base_model)
     return inner.layers if hasattr(inner, "layers") else inner.h
 
 
@@ -307,6 +307,34 @@ def mixtral(name: str, value: np.ndarray, config: Any) -> Tensors:
         yield from pairs(each, values, config)
 
 
+def granitemoe(name: str, value: np.ndarray, config: Any) -> Tensors:
+    yield from mixtral(
+        name.replace(".router.", ".router.layer.").replace("block_sparse_moe.experts", "mlp.experts"), value, config
+    )
+
+
+def llama4(name: str, value: np.ndarray, config: Any) -> Tensors:
+    """Experts as [in, out], gate and up behind each other."""
+    yield from experts(name, value.swapaxes(1, 2) if ".experts." in name else value, config)
+
+
+def with_expert_bias(name: str, value: np.ndarray, config: Any) -> Tensors:
+    """What the choice of experts is corrected by ends in .bias."""
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    yield from experts(f"{name}.bias" if name.endswith("expert_bias") else name, value, config)
+
+
+def deepseek(name: str, value: np.ndarray, config: Any) -> Tensors:
+    """The matrix from the latent to all heads' keys and values -> one for keys, transposed, and one for values."""
+    if "kv_b_proj" not in name:
+        yield from with_expert_bias(name, value, config)
+        return
+    heads = value.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+    keys, values = np.split(heads, [config.qk_nope_head_dim], axis=1)
+    yield name.replace("kv_b_proj", "k_b_proj"), keys.swapaxes(1, 2)
+    yield name.replace("kv_b_proj", "v_b_proj"), values
+
+
 def gpt_oss(name: str, value: np.ndarray, config: Any) -> Tensors:
     """Gate and up in turn; matrices as [in, out]."""
     if name.endswith("sinks"):
@@ -326,6 +354,16 @@ def gpt_oss(name: str, value: np.ndarray, config: Any) -> Tensors:
 def lfm2(name: str, value: np.ndarray, config: Any) -> Tensors:
     """Convolutions of one channel each, without the axis for more."""
     yield name, value[:, 0] if name.endswith("conv.conv.weight") else value
+
+
+def lfm2moe(name: str, value: np.ndarray, config: Any) -> Tensors:
+    for each, values in lfm2(name, value, config):
+        yield from with_expert_bias(each, values, config)
+
+
+def qwen35moe(name: str, value: np.ndarray, config: Any) -> Tensors:
+    for each, values in qwen35(name, value, config):
+        yield from experts(each, values, config)
 
 
 def qwen35(name: str, value: np.ndarray, config: Any) -> Tensors:
@@ -372,10 +410,70 @@ def cohere_keys(config: Any) -> dict[str, Any]:
 
 def mixture_keys(config: Any) -> dict[str, Any]:
     return {
-        "expert_count": config.num_local_experts,
+        "expert_count": getattr(config, "num_local_experts", None) or config.num_experts,
         "expert_used_count": config.num_experts_per_tok,
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", config.intermediate_size),
     }
+
+
+def qwen2moe_keys(config: Any) -> dict[str, Any]:
+    return {**mixture_keys(config), "expert_shared_feed_forward_length": config.shared_expert_intermediate_size}
+
+
+def granitemoe_keys(config: Any) -> dict[str, Any]:
+    return {**mixture_keys(config), **granite_keys(config)}
+
+
+def sigmoid_keys(config: Any) -> dict[str, Any]:
+    """Experts by a sigmoid with a correction, behind layers without."""
+    return {
+        "expert_count": config.n_routed_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_shared_count": config.n_shared_experts,
+        "expert_weights_scale": config.routed_scaling_factor,
+        "expert_weights_norm": config.norm_topk_prob,
+        "expert_gating_func": _SIGMOID,
+        "leading_dense_block_count": config.first_k_dense_replace,
+    }
+
+
+def glm4moe_keys(config: Any) -> dict[str, Any]:
+    return {**sigmoid_keys(config), **half_turned(config)}
+
+
+def deepseek_keys(config: Any) -> dict[str, Any]:
+    """llama.cpp keeps one latent instead of keys and values, with the turned dimensions of the key behind it."""
+    latent, turned = config.kv_lora_rank, config.qk_rope_head_dim
+    return {
+        **sigmoid_keys(config),
+        "attention.q_lora_rank": config.q_lora_rank,
+        "attention.kv_lora_rank": latent,
+        "attention.head_count_kv": 1,
+        "attention.key_length": latent + turned,
+        "attention.value_length": latent,
+        "attention.key_length_mla": config.qk_nope_head_dim + turned,
+        "attention.value_length_mla": config.v_head_dim,
+        "rope.dimension_count": turned,
+    }
+
+
+def llama4_keys(config: Any) -> dict[str, Any]:
+    return {
+        **mixture_keys(config),
+        "feed_forward_length": config.intermediate_size_mlp,
+        "expert_feed_forward_length": config.intermediate_size,
+        "interleave_moe_layer_step": config.interleave_moe_layer_step,
+    }
+
+
+def nemotron_keys(config: Any) -> dict[str, Any]:
+    return {**half_turned(config), "attention.layer_norm_epsilon": config.norm_eps}
+
+
+def one_key(config: Any) -> dict[str, Any]:
+    """All heads share keys and values."""
+    return {"attention.head_count_kv": 1}
 
 
 def gpt_oss_keys(config: Any) -> dict[str, Any]:
@@ -421,6 +519,19 @@ def lfm2_keys(config: Any) -> dict[str, Any]:
     }
 
 
+def lfm2moe_keys(config: Any) -> dict[str, Any]:
+    return {
+        **lfm2_keys(config),
+        **mixture_keys(config),
+        "expert_gating_func": _SIGMOID,
+        "leading_dense_block_count": config.num_dense_layers,
+    }
+
+
+def qwen35moe_keys(config: Any) -> dict[str, Any]:
+    return {**qwen35_keys(config), **qwen2moe_keys(config)}
+
+
 def qwen35_keys(config: Any) -> dict[str, Any]:
     rope = config.rope_parameters
     return {
@@ -456,6 +567,8 @@ _LLAMA3 = {
     "original_max_position_embeddings": 128,
 }
 _PLAIN = {"rope_type": "default", "rope_theta": 150000.0}
+_HALF_TURNED = {"rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.5}}
+_SIGMOID = 2  # llama.cpp's number of this function of the router's logits
 _TIED = {"tie_word_embeddings": True}
 _HALF = 5e-2  # tolerance with GELU, which llama.cpp looks up in half precision
 
@@ -479,6 +592,38 @@ _MINISTRAL3 = {
     "rope_parameters": {**_yarn(16), "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
 }
 
+_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_SHARED = {**_MOE, "shared_expert_intermediate_size": 40}
+_ROUTED = {
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_DEEPSEEK = {
+    **_ROUTED,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+_LLAMA4 = {
+    **EXPERTS,
+    "num_experts_per_tok": 1,
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 64,
+    "interleave_moe_layer_step": 2,
+    "head_dim": 12,
+}
+_GRANITE = {"attention_multiplier": 0.3, "embedding_multiplier": 2.0, "residual_multiplier": 0.7, "logits_scaling": 2.0}
+
 ARCHITECTURES = {
     "llama": llama(),
     "llama, tied head": llama(config=_TIED),
@@ -499,13 +644,7 @@ ARCHITECTURES = {
     "qwen3moe": Architecture(
         "qwen3moe",
         "qwen3_moe",
-        {
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "norm_topk_prob": True,
-            "head_dim": 12,
-        },
+        {**_MOE, "norm_topk_prob": True, "head_dim": 12},
         mixture_keys,
         experts,
     ),
@@ -515,7 +654,7 @@ ARCHITECTURES = {
     "granite": Architecture(
         "granite",
         "granite",
-        {"attention_multiplier": 0.3, "embedding_multiplier": 2.0, "residual_multiplier": 0.7, "logits_scaling": 2.0},
+        _GRANITE,
         granite_keys,
         pairs,
     ),
@@ -534,9 +673,21 @@ ARCHITECTURES = {
     ),
 }
 OTHERS = {
+    "arcee": Architecture("arcee", "arcee", tensors=pairs),
     "bloom": gelu("bloom", "bloom", _GPT2, tensors=heads_apart),
     "deci": Architecture("deci", "llama", tensors=pairs),
+    "deepseek2": Architecture("deepseek2", "deepseek_v3", _DEEPSEEK, deepseek_keys, deepseek),
+    "ernie4_5": Architecture("ernie4_5", "ernie4_5", {"head_dim": 12, "tie_word_embeddings": False}),
+    # a window of 4096 is larger than any text here; layers without one would have no RoPE
+    "exaone4": Architecture("exaone4", "exaone4", {"head_dim": 12, "layer_types": 5 * ["sliding_attention"]}),
     "gemma": gemmas("gemma", "gemma", {"head_dim": 12}),
+    "glm4moe": Architecture(
+        "glm4moe",
+        "glm4_moe",
+        {**_ROUTED, **_HALF_TURNED, "head_dim": 12, "use_qk_norm": True},
+        glm4moe_keys,
+        with_expert_bias,
+    ),
     "gptneox": gelu(
         "gptneox",
         "gpt_neox",
@@ -544,9 +695,17 @@ OTHERS = {
         neox_keys,
         heads_apart,
     ),
+    "granitemoe": Architecture("granitemoe", "granitemoe", {**EXPERTS, **_GRANITE}, granitemoe_keys, granitemoe),
+    "hunyuan-dense": Architecture("hunyuan-dense", "hunyuan_v1_dense", {"head_dim": 12}),
+    "llama4": Architecture("llama4", "llama4_text", _LLAMA4, llama4_keys, llama4),
     "mixtral": Architecture("llama", "mixtral", EXPERTS, mixture_keys, mixtral),
+    "nemotron": Architecture("nemotron", "nemotron", _HALF_TURNED, nemotron_keys, gemma),
+    "olmoe": Architecture("olmoe", "olmoe", {**_MOE, "num_key_value_heads": 4}, mixture_keys, experts),
     "olmo": Architecture("olmo", "olmo", keys=olmo_keys, tensors=pairs),
     "phi2": gelu("phi2", "phi", {"partial_rotary_factor": 0.5}, half_turned),
+    "qwen2moe": Architecture("qwen2moe", "qwen2_moe", _SHARED, qwen2moe_keys, experts),
+    "seed_oss": Architecture("seed_oss", "seed_oss", {"head_dim": 16}),
+    "starcoder": gelu("starcoder", "gpt_bigcode", _GPT2, one_key),
     "stablelm": Architecture("stablelm", "stablelm", {"partial_rotary_factor": 0.5, "use_qkv_bias": True}, neox_keys),
     # rows of experts are multiples of 32
     "gpt-oss, MXFP4": Architecture(
@@ -568,8 +727,20 @@ _QWEN35 = {
         "mrope_interleaved": True,
     },
 }
+_LFM2MOE = {
+    **_MOE,
+    "num_dense_layers": 1,
+    "layer_types": ["conv", "full_attention", "conv", "full_attention", "conv"],
+    "tie_word_embeddings": True,
+}
 HYBRIDS = {
     "lfm2": Architecture("lfm2", "lfm2", _LFM2, lfm2_keys, lfm2, embedding=0.3),
     "qwen35": Architecture("qwen35", "qwen3_5_text", _QWEN35, qwen35_keys, qwen35, tolerance=9e-4),
+}
+OTHER_HYBRIDS = {
+    "lfm2moe": Architecture("lfm2moe", "lfm2_moe", _LFM2MOE, lfm2moe_keys, lfm2moe, embedding=0.3),
+    "qwen35moe": Architecture(
+        "qwen35moe", "qwen3_5_moe_text", {**_QWEN35, **_SHARED}, qwen35moe_keys, qwen35moe, tolerance=9e-4
+    ),
 }
 WINDOWED = ("gemma2", "gemma3", "gpt-oss", "olmo3", "cohere2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from architectures import ARCHITECTURES, HYBRIDS, OTHERS, Model
+from architectures import ARCHITECTURES, HYBRIDS, OTHER_HYBRIDS, OTHERS, Model
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +15,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
 
     def model(name: str) -> Model:
         if name not in made:
-            made[name] = Model((ARCHITECTURES | OTHERS | HYBRIDS)[name], tmp_path_factory.mktemp("target"))
+            architecture = (ARCHITECTURES | OTHERS | HYBRIDS | OTHER_HYBRIDS)[name]
+            made[name] = Model(architecture, tmp_path_factory.mktemp("target"))
         return made[name]
 
     return model

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import tiny
-from architectures import HYBRIDS
+from architectures import HYBRIDS, OTHER_HYBRIDS
 from engines import GREEDY, PROMPT, answer, close, drafter_for, running, samplings, script
 from scripted import Propose, tree_of
 from seconds import tell_seconds
@@ -20,7 +20,8 @@ from eagle3_cli.settings import Limits, PairSettings, RuntimeSettings, SamplingS
 
 CHAIN = (5, 1, 5)
 RUNTIME = RuntimeSettings(**{**tiny.EXACT, "ctx_size": 256, "batch": 16, "threads": 1})
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.parametrize("name", HYBRIDS)]
+NAMES = [*HYBRIDS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_HYBRIDS)]
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.parametrize("name", NAMES)]
 
 
 def chain(tokens: Sequence[int]) -> DraftTree:
