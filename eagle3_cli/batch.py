@@ -24,8 +24,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from .errors import FileError, InputError
-from .messages import Messages, asking, checked, has_system, shown
+from .errors import FileError, InputError, shown
+from .messages import Messages, asking, checked, has_system
 from .prompt import LARGEST, STDIN, clean, decode
 from .settings import Limits, SamplingSettings
 

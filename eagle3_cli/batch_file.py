@@ -24,8 +24,7 @@ from typing import IO, Any
 from .batch import Defaults, Line
 from .console import json_ready
 from .convert.output import replacing
-from .errors import FileError
-from .messages import shown
+from .errors import FileError, shown
 from .settings import Limits, PairSettings, RuntimeSettings, SamplingSettings, as_dict
 
 Settings = Mapping[str, Any]

@@ -14,7 +14,6 @@ run, and by `eagle3 doctor`.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -23,7 +22,7 @@ from typing import Any
 
 import click
 
-from .errors import FileError, InputError
+from .errors import FileError, InputError, brief, shown
 from .folders import config_folder, file_bytes
 
 VARIABLE = "EAGLE3_CONFIG"
@@ -60,7 +59,7 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {error.strerror or error}.", REPAIR) from error
     except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, too long
-        raise FileError(f"{path}: expected TOML: {brief(error)}.", REPAIR) from error
+        raise FileError(f"{path}: expected TOML: {brief(str(error))}.", REPAIR) from error
 
 
 def defaults(path: Path, ctx: click.Context) -> dict[str, Any]:
@@ -122,12 +121,6 @@ def _fault(path: Path, where: str, message: str, hint: str | None = None) -> Fil
     return FileError(f"{path}: {brief(where)}: {brief(message, 400)}", hint or REPAIR)
 
 
-def brief(text: object, most: int = 100) -> str:
-    """The beginning of what a file says, for messages."""
-    shown = str(text)
-    return shown if len(shown) <= most else f"{shown[:most]}..."
-
-
 def _near(name: str, names: Iterable[str]) -> str | None:
     import difflib
 
@@ -168,11 +161,11 @@ def _value(path: Path, where: str, option: Any, value: Any, ctx: click.Context) 
 def _single(path: Path, where: str, option: Any, value: Any, ctx: click.Context) -> Any:
     types, words = _expected(option)
     if type(value) not in types:
-        raise _fault(path, where, f"expected {words}, got {_shown(value)}.")
+        raise _fault(path, where, f"expected {words}, got {shown(value)}.")
     try:
         option.type.convert(value, option, ctx)
     except click.BadParameter as error:
-        raise _fault(path, where, f"expected {words}, got {_shown(value)}.") from error
+        raise _fault(path, where, f"expected {words}, got {shown(value)}.") from error
     except InputError as error:
         raise _fault(path, where, error.message) from error
     return value
@@ -193,8 +186,3 @@ def _expected(option: Any) -> tuple[tuple[type, ...], str]:
     if isinstance(kind, click.Choice):
         return (str,), f"one of {', '.join(map(str, kind.choices))}"
     return (str,), "text in quotation marks"
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."

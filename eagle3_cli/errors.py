@@ -6,6 +6,11 @@ an `Eagle3Error` is a bug of ours and keeps its traceback.
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+_SHOWN = 60  # characters of what was found
+
 
 class Eagle3Error(Exception):
     """Something failed that the user can be told about in one message."""
@@ -54,3 +59,18 @@ class LlamaError(Eagle3Error):
 
 class BusyError(Eagle3Error):
     """A loaded pair was asked for a second answer before the first had ended (Python alone)."""
+
+
+def shown(value: Any) -> str:
+    """The beginning of what was found, for messages: text in quotation marks, anything else as JSON."""
+    if isinstance(value, str):
+        return repr(brief(value, _SHOWN))
+    try:
+        return brief(json.dumps(value, default=str, ensure_ascii=False), _SHOWN)
+    except RecursionError:
+        return "something deeply nested"
+
+
+def brief(text: str, most: int = 100) -> str:
+    """The beginning of a text, which ends in ... where there is more."""
+    return text if len(text) <= most else f"{text[:most]}..."

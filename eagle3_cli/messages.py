@@ -12,14 +12,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .errors import FileError, InputError
+from .errors import FileError, InputError, shown
 from .prompt import STDIN, clean, read_text, stdin_text
 
 Messages = list[dict[str, str]]
 
 ROLES = ("system", "user", "assistant")
 SHAPES = '[{"role": "user", "content": "..."}, ...] or {"messages": [...]}'
-_SHOWN = 40  # characters of what was found
 
 
 def read_messages(name: str, flag: str) -> Messages:
@@ -78,13 +77,3 @@ def asking(messages: Messages, prompt: str | None, system: str | None, where: st
 
 def has_system(messages: Messages) -> bool:
     return any(message["role"] == "system" for message in messages)
-
-
-def shown(value: Any) -> str:
-    """The beginning of what was found, for errors."""
-    if isinstance(value, str):
-        return repr(value[:_SHOWN])
-    try:
-        return json.dumps(value, default=str)[:_SHOWN]
-    except RecursionError:
-        return "something deeply nested"

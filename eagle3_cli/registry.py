@@ -22,9 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .config import brief
 from .convert.output import replacing
-from .errors import FileError, InputError
+from .errors import FileError, InputError, brief, shown
 from .folders import config_folder, file_bytes
 
 FORMAT = 1
@@ -97,7 +96,7 @@ def _models(path: Path, value: Any) -> dict[str, Registered]:
         raise FileError(f'{path}: expected {{"format": {FORMAT}, "models": {{...}}}}, got something else.', REPAIR)
     if value.get("format") != FORMAT:
         raise FileError(
-            f"{path}: expected format {FORMAT}, got {brief(value.get('format'))}.", "Use the eagle3 that wrote it."
+            f"{path}: expected format {FORMAT}, got {shown(value.get('format'))}.", "Use the eagle3 that wrote it."
         )
     return {name: _model(path, name, fields) for name, fields in value["models"].items()}
 
@@ -109,10 +108,10 @@ def _model(path: Path, name: str, fields: Any) -> Registered:
         raise FileError(f"{path}: {name}: expected the keys target and draft.", REPAIR)
     target, draft = fields["target"], fields["draft"]
     if not (isinstance(target, str) and os.path.isabs(target)):
-        raise FileError(f"{path}: {name}: target: expected an absolute path, got {brief(repr(target))}.", REPAIR)
+        raise FileError(f"{path}: {name}: target: expected an absolute path, got {shown(target)}.", REPAIR)
     if not (draft is None or draft == LOOKUP or (isinstance(draft, str) and os.path.isabs(draft))):
         raise FileError(
-            f'{path}: {name}: draft: expected an absolute path, "lookup" or null, got {brief(repr(draft))}.', REPAIR
+            f'{path}: {name}: draft: expected an absolute path, "lookup" or null, got {shown(draft)}.', REPAIR
         )
     return Registered(target, draft)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .errors import OptionError
+from .errors import OptionError, brief
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2}  # ggml_type
 FLOAT_CACHE_TYPES = ("f32", "f16", "bf16")  # a V cache of another type needs flash attention
@@ -381,7 +381,7 @@ class PairSettings:
             found = None
         if not isinstance(found, dict):
             raise OptionError(
-                f"--chat-template-kwargs: expected a JSON object, got {self.chat_template_kwargs[:60]}.",
+                f"--chat-template-kwargs: expected a JSON object, got {brief(self.chat_template_kwargs, 60)}.",
                 "For example '{\"enable_thinking\": false}'.",
             )
         for name in found:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from .errors import FileError
 
 if TYPE_CHECKING:
     from .engine.types import Piece, RoundRecord, Statistics
+    from .logprobs import Vocabulary
 
 MARK = b'<meta name="generator" content="eagle3 trace">'  # in the head of every page
 HEAD = 1024  # bytes within which it stands
@@ -36,6 +37,7 @@ class TracedAnswer:
     rounds      every round, in order
     starts      of each round: the index of its first piece; the pieces before the first one are of the prompt's pass
     texts       bytes of every token that occurs
+    names       vocabulary entries of those that print nothing
     statistics  None while the answer runs, and where it was interrupted
     """
 
@@ -45,6 +47,7 @@ class TracedAnswer:
     rounds: list[RoundRecord] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     texts: dict[int, bytes] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
     statistics: Statistics | None = None
 
     def parts(self) -> list[list[Piece]]:
@@ -56,12 +59,12 @@ class TracedAnswer:
 class Trace:
     """The answers of one call, and the page they become.
 
-    model_piece   token id -> the bytes it prints.  Asked while an answer runs, not later, when the model may be gone;
-                  a chat that changes its model sets it anew
+    vocabulary   of the model.  Asked while an answer runs, not later, when the model may be gone; a chat that changes
+                 its model sets it anew
     """
 
-    def __init__(self, path: Path, model_piece: Callable[[int], bytes]) -> None:
-        self.path, self.model_piece = path, model_piece
+    def __init__(self, path: Path, vocabulary: Vocabulary) -> None:
+        self.path, self.vocabulary = path, vocabulary
         self.answers: list[TracedAnswer] = []
 
     def begin(self, title: str, prompt: str) -> None:
@@ -100,10 +103,12 @@ class Trace:
             raise FileError(f"--trace: {self.path}: cannot be written: {error.strerror or error}.") from error
 
     def _spell(self, tokens: Iterable[int]) -> None:
-        texts = self.answers[-1].texts
+        answer = self.answers[-1]
         for token in tokens:
-            if token not in texts:
-                texts[token] = self.model_piece(token)
+            if token not in answer.texts:
+                answer.texts[token] = self.vocabulary.piece(token)
+                if not answer.texts[token]:
+                    answer.names[token] = self.vocabulary.token_text(token)
 
 
 def check_writable(path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .console import visible
@@ -35,13 +35,16 @@ def data_of(answers: Sequence[TracedAnswer]) -> dict[str, Any]:
 def _answer(answer: TracedAnswer) -> dict[str, Any]:
     statistics = answer.statistics or _counted(answer)
     ends = _end_tokens(answer)
-    texts = {token: spelled(token, data, ends) for token, data in answer.texts.items()}
+    texts = {
+        token: spelled(data, "end" if token in ends else answer.names.get(token, ""))
+        for token, data in answer.texts.items()
+    }
     first, *parts = answer.parts()
 
     def quote(tokens: Sequence[int]) -> str:
         whole = all(answer.texts[token] for token in tokens)  # else one is known by its name alone
         if whole:
-            return quoted(spelled(tokens[0], b"".join(answer.texts[token] for token in tokens))[0])
+            return quoted(spelled(b"".join(answer.texts[token] for token in tokens))[0])
         return quoted("".join(texts[token][0] for token in tokens))
 
     rounds = [_prompt_pass(first, statistics, quote)]
@@ -60,11 +63,11 @@ def _answer(answer: TracedAnswer) -> dict[str, Any]:
 # ---- tokens ---------------------------------------------------------------------------------------------
 
 
-def spelled(token: int, data: bytes, ends: Collection[int] = ()) -> tuple[str, int]:
+def spelled(data: bytes, name: str = "") -> tuple[str, int]:
     r"""A token's text and kind.  Bytes that are no whole character are written as \xe2; a control token, which prints
-    nothing, gets a name.  ends: the tokens that ended an answer."""
+    nothing, is shown by its name."""
     if not data:
-        return ("⟨end⟩" if token in ends else f"⟨token {token}⟩"), CONTROL
+        return f"⟨{visible(name)}⟩", CONTROL
     try:
         return visible(data.decode()), TEXT
     except UnicodeDecodeError:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import FileError
+from ..errors import FileError, brief, shown
 from ..prompt import read_text
 from ..settings import TreeShape
 from .report import WIDTH, Row
@@ -140,8 +140,8 @@ def _check_reach(curve: CostCurve, name: str, shape: TreeShape, rows: float) -> 
 
 
 def _wrong(path: Path, name: str, expected: str, got: Any, hint: str | None = None) -> FileError:
-    shown = (got if isinstance(got, str) else json.dumps(got))[:60]
-    return FileError(f"--cost-curve: {path}: {name}: expected {expected}, got {shown}.", hint or f"Like {EXAMPLE}.")
+    found = brief(got, 60) if isinstance(got, str) else shown(got)
+    return FileError(f"--cost-curve: {path}: {name}: expected {expected}, got {found}.", hint or f"Like {EXAMPLE}.")
 
 
 # ---- the projection ----

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import FileError, InputError
+from ..errors import FileError, InputError, shown
 from ..prompt import clean, read_text
 from ..settings import check_name
 
@@ -69,7 +69,7 @@ def _prompt(path: Path, number: int, line: str) -> Prompt:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}:{number}: expected a JSON object, got {line[:40]!r}.") from error
+        raise FileError(f"{path}:{number}: expected a JSON object, got {shown(line)}.") from error
     fields = record if isinstance(record, dict) else {}
     if "messages" in fields:
         raise FileError(
@@ -78,7 +78,7 @@ def _prompt(path: Path, number: int, line: str) -> Prompt:
         )
     prompt, task = fields.get("prompt"), fields.get("task", path.stem)
     if not isinstance(prompt, str) or not prompt:
-        raise FileError(f'{path}:{number}: expected {{"prompt": "..."}}, got {line[:40]!r}.')
+        raise FileError(f'{path}:{number}: expected {{"prompt": "..."}}, got {shown(line)}.')
     if not isinstance(task, str) or not task:
         raise FileError(f"{path}:{number}: task: expected a name, got {task!r}.")
     try:

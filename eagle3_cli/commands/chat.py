@@ -106,4 +106,4 @@ def _trace(path: Path | None, engine: Engine) -> Trace | None:
         return None
     from ..trace import Trace
 
-    return Trace(path, engine.decoder.model.piece)
+    return Trace(path, engine.decoder.model)

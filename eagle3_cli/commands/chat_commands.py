@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .. import sessions
-from ..errors import FileError, InputError
+from ..errors import FileError, InputError, brief
 from ..interrupt import gentle_interrupt
 from ..prompt import clean, read_text
 from . import chat_settings, chat_stats
@@ -89,7 +89,7 @@ def parse(line: str, quotes: bool) -> Said | Called | None:
     hint = f"{QUOTES}{text.strip()[:20]} ...{QUOTES} is a message whatever it says." if quotes and argument else None
     if name in COMMANDS:
         if argument and not COMMANDS[name].arguments:
-            raise InputError(f"{name}: expected nothing behind it, got {argument[:40]}.", hint)
+            raise InputError(f"{name}: expected nothing behind it, got {brief(argument, 40)}.", hint)
         return Called(name, argument)
     alike = difflib.get_close_matches(match[1], [*COMMANDS, *ALIASES], n=1, cutoff=ALIKE)
     if argument and not alike:
@@ -240,7 +240,7 @@ class Commands:
         finally:  # where the other pair could not be loaded, this one was loaded again
             talk.engine = self.pair.engine
             if talk.trace is not None:
-                talk.trace.model_piece = talk.engine.decoder.model.piece
+                talk.trace.vocabulary = talk.engine.decoder.model
         self.console.note(f"({self.pair.description}; the conversation goes on)")
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import Console
-from ..errors import Eagle3Error, OptionError
+from ..errors import Eagle3Error, OptionError, shown
 from ..logprobs import MOST
 from ..markdown import code_blocks
-from ..messages import Messages, asking, has_system, read_messages, shown
+from ..messages import Messages, asking, has_system, read_messages
 from ..prompt import STDIN, PromptSource, read_prompt
 from ..settings import MAX_SEQUENCES, as_dict, check_range
 from . import build
@@ -222,7 +222,7 @@ def _traced(path: Path | None, engine: Engine, title: str, prompt: str | Message
         return None
     from ..trace import Trace
 
-    trace = Trace(path, engine.decoder.model.piece)
+    trace = Trace(path, engine.decoder.model)
     trace.begin(title, prompt if isinstance(prompt, str) else prompt[-1]["content"])
     return trace
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import FileError, InputError
+from ..errors import FileError, InputError, shown
 from ..prompt import clean, decode
 from .samples import Conversation
 
@@ -115,12 +115,12 @@ def _parse(where: str, line: str) -> Conversation:
         hint = f"Give one conversation per line, as {SHAPES}. Plain text belongs into a file that ends in .txt."
         if line.startswith("["):
             hint = "A JSON list is made into lines by: jq -c '.[]' FILE"
-        raise FileError(f"{where}: expected one line of JSON, got {line[:40]!r}.", hint) from error
+        raise FileError(f"{where}: expected one line of JSON, got {shown(line)}.", hint) from error
     if isinstance(record, str):
         return [{"role": "user", "content": _text(where, "the line", record)}]
     keys = [k for k in ("messages", "conversations", "prompt") if k in record] if isinstance(record, dict) else []
     if len(keys) != 1:
-        raise FileError(f"{where}: expected {SHAPES}, got {line[:40]!r}.", "Convert the file to one of these.")
+        raise FileError(f"{where}: expected {SHAPES}, got {shown(line)}.", "Convert the file to one of these.")
     if keys[0] == "prompt":
         return _prompt(where, record)
     names = ("role", "content") if keys[0] == "messages" else ("from", "value")
@@ -141,14 +141,14 @@ def _prompt(where: str, record: dict[str, Any]) -> Conversation:
 def _messages(where: str, key: str, records: Any, names: tuple[str, str]) -> Conversation:
     role_name, text_name = names
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise FileError(f"{where}: expected {key} as a list of objects, got {str(records)[:40]!r}.", EACH_TURN)
+        raise FileError(f"{where}: expected {key} as a list of objects, got {shown(records)}.", EACH_TURN)
     conversation = []
     for number, record in enumerate(records, 1):
         turn = f"turn {number}"
         role = record.get(role_name)
         if not isinstance(role, str) or role not in ROLES:
             raise FileError(
-                f"{where}: {turn}: expected {role_name} as one of {', '.join(ROLES)}, got {str(role)[:40]!r}.",
+                f"{where}: {turn}: expected {role_name} as one of {', '.join(ROLES)}, got {shown(role)}.",
                 "Turns of tools and the like cannot be trained on: take this line out.",
             )
         conversation.append({"role": ROLES[role], "content": _text(where, turn, record.get(text_name))})
@@ -162,7 +162,7 @@ def _text(where: str, what: str, value: Any) -> str:
     if isinstance(value, list) and all(isinstance(v, dict) and isinstance(v.get("text"), str) for v in value):
         value = "".join(v["text"] for v in value)
     if not isinstance(value, str):
-        raise FileError(f"{where}: {what}: expected text, got {str(value)[:40]!r}.", EACH_TURN)
+        raise FileError(f"{where}: {what}: expected text, got {shown(value)}.", EACH_TURN)
     try:
         text = clean(value, f"{where}: {what}")
     except InputError as error:

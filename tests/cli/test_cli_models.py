@@ -209,7 +209,7 @@ WRONG = [
     ("[]", 'expected {"format": 1, "models": {...}}'),
     ('{"format": 1}', 'expected {"format": 1, "models": {...}}'),
     (f'{{"format": 2, {MODELS}}}', "expected format 1, got 2."),
-    (f"{{{MODELS}}}", "expected format 1, got None."),
+    (f"{{{MODELS}}}", "expected format 1, got null."),
     ('{"format": 1, "models": {"A": {}}}', "A: expected the name of a model."),
     ('{"format": 1, "models": {"a": []}}', "a: expected the keys target and draft."),
     ('{"format": 1, "models": {"a": {"target": "/t"}}}', "a: expected the keys target and draft."),

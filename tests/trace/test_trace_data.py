@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traced import HOSTILE, MATCHED, PLAIN, TREE, WALKED, traced
+from traced import HOSTILE, MATCHED, PLAIN, TREE, WALKED, Words, traced
 
 from eagle3_cli.console import visible
 from eagle3_cli.engine.loop import Watch
@@ -26,7 +26,7 @@ def shown():
 
 def only_round(record, pieces=()):
     """The data of a round that is an answer's first."""
-    trace = Trace(None, lambda token: f"w{token}".encode())
+    trace = Trace(None, Words(lambda token: f"w{token}".encode()))
     trace.begin("", "")
     trace.piece(Piece("x", 1))
     trace.round(record)
@@ -153,7 +153,19 @@ def test_a_part_of_a_character_is_shown_as_bytes_and_a_control_token_by_its_name
     assert shown["texts"]["6"] == [r"\xe2\x82", BYTES]
     assert shown["texts"]["7"] == [r"\xac", BYTES]
     assert shown["texts"]["8"] == ["⟨end⟩", CONTROL]
-    assert spelled(8, b"") == ("⟨token 8⟩", CONTROL)
+    assert spelled(b"", "<|im_start|>") == ("⟨<|im_start|>⟩", CONTROL)
+    assert spelled(b"", "\x1b]0;title") == ("⟨\\u001b]0;title⟩", CONTROL)
+
+
+def test_a_control_token_that_was_proposed_is_named_as_in_the_vocabulary():
+    trace = Trace(None, Words(lambda token: b"" if token == 8 else b"w"))
+    trace.begin("", "")
+    trace.piece(Piece("w", 1))
+    tree = DraftTree([8], [-1], [1], [-0.1], [DRAFTED])
+    trace.round(replace(WALKED, tree=tree, verdict=Verdict([9], [])))
+    trace.piece(Piece("w", 9))
+    data = data_of(trace.answers)["answers"][0]
+    assert data["texts"]["8"] == ["⟨<8>⟩", CONTROL]
 
 
 def test_control_characters_are_written_out(shown):
@@ -163,12 +175,12 @@ def test_control_characters_are_written_out(shown):
 
 @given(st.text(min_size=1))
 def test_a_token_of_whole_characters_is_shown_as_the_console_shows_it(text):
-    assert spelled(1, text.encode()) == (visible(text), TEXT)
+    assert spelled(text.encode()) == (visible(text), TEXT)
 
 
 @given(st.binary(min_size=1))
 def test_whatever_bytes_a_token_has_it_is_shown_and_has_no_control_character(data):
-    text, _ = spelled(1, data)
+    text, _ = spelled(data)
     assert text
     assert visible(text) == text
 
@@ -197,7 +209,7 @@ def test_an_interrupted_answer_is_counted_as_far_as_it_came():
 
 
 def test_an_answer_that_was_interrupted_before_its_first_token_has_only_the_prompt():
-    trace = Trace(None, bytes)
+    trace = Trace(None, Words(bytes))
     trace.begin("demo", "Hi")
     shown = data_of(trace.answers)["answers"][0]
     assert [entry["words"][0] for entry in shown["rounds"]] == [
@@ -206,7 +218,7 @@ def test_an_answer_that_was_interrupted_before_its_first_token_has_only_the_prom
 
 
 def test_a_long_prompt_is_cut_and_says_how_much_is_missing():
-    trace = Trace(None, bytes)
+    trace = Trace(None, Words(bytes))
     trace.begin("demo", "a" * LONGEST_PROMPT + "bc")
     assert data_of(trace.answers)["answers"][0]["prompt"] == "a" * LONGEST_PROMPT + " … (2 more characters)"
 
@@ -217,7 +229,7 @@ def test_data_is_json_without_special_numbers(shown):
 
 def test_a_real_answer_is_traced_as_it_was_given(open_engine):
     engine = open_engine("good")
-    trace = Trace(None, engine.decoder.model.piece)
+    trace = Trace(None, engine.decoder.model)
     trace.begin("tiny", "")
     given = []
     watch = Watch(rounds=trace.round)

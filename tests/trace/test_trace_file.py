@@ -7,7 +7,7 @@ import os
 import click
 import pytest
 from click.testing import CliRunner
-from traced import traced
+from traced import Words, traced
 
 from eagle3_cli.commands.options import Command
 from eagle3_cli.commands.trace_option import trace_option
@@ -70,7 +70,7 @@ def test_a_page_that_cannot_be_written_is_one_message_and_leaves_nothing(tmp_pat
 
 
 def test_nothing_is_written_where_nothing_was_answered(tmp_path):
-    Trace(tmp_path / "trace.html", bytes).write()
+    Trace(tmp_path / "trace.html", Words(bytes)).write()
     assert os.listdir(tmp_path) == []
 
 
@@ -81,7 +81,7 @@ def test_a_name_that_is_no_unicode_can_be_a_title(tmp_path):
 
 def test_tokens_are_spelled_while_the_model_is_there(tmp_path):
     trace = traced(tmp_path / "trace.html")
-    trace.model_piece = None
+    trace.vocabulary = None
     trace.write()
     assert " quick" in (tmp_path / "trace.html").read_text("utf-8")
 

@@ -10,7 +10,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outline import Outline
-from traced import HOSTILE, traced
+from traced import HOSTILE, Words, traced
 
 from eagle3_cli.console import visible
 from eagle3_cli.engine.types import Piece
@@ -32,7 +32,7 @@ def data_in(html):
 
 def one_token(text, title, prompt):
     """The page of an answer of one token."""
-    trace = Trace(None, {1: text.encode()}.__getitem__)
+    trace = Trace(None, Words({1: text.encode()}.__getitem__))
     trace.begin(title, prompt)
     trace.piece(Piece(text, 1))
     return page_of(trace)
@@ -100,7 +100,7 @@ def test_without_javascript_the_answer_its_numbers_and_a_table_of_rounds_can_be_
 
 
 def test_every_answer_of_a_chat_has_a_section():
-    trace = Trace(None, lambda token: b"x")
+    trace = Trace(None, Words(lambda token: b"x"))
     for turn in ("one", "two", "three"):
         trace.begin(turn, turn)
     html = page_of(trace)

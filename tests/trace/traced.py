@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, log
 from pathlib import Path
 
@@ -58,7 +59,17 @@ def answer(trace: Trace, title: str = "demo", prompt: str = "Name an animal.") -
     trace.end(statistics)
 
 
+class Words:
+    """A vocabulary: what each token prints, and <id> as its name."""
+
+    def __init__(self, piece: Callable[[int], bytes]) -> None:
+        self.piece = piece
+
+    def token_text(self, token: int) -> str:
+        return f"<{token}>"
+
+
 def traced(path: Path = Path("trace.html"), **words: str) -> Trace:
-    trace = Trace(path, TEXTS.__getitem__)
+    trace = Trace(path, Words(TEXTS.__getitem__))
     answer(trace, **words)
     return trace
