@@ -129,7 +129,7 @@ def test_a_broken_configuration_file_is_a_problem_here_and_the_rest_is_told(eagl
     path.write_text("[train]\nepochs = 'two'\n")
     monkeypatch.setenv("EAGLE3_CONFIG", str(path))
     found = findings(eagle3, "--no-speed", *pair, code=1)
-    assert found["configuration"]["said"] == f'{path}: [train] epochs: expected a number, got 'two'.'
+    assert found["configuration"]["said"] == f"{path}: [train] epochs: expected a number, got 'two'."
     assert found["memory"]["status"] == OK
     path.write_text("=")
     assert findings(eagle3, "--no-speed", *pair, code=1)["configuration"]["status"] == PROBLEM
