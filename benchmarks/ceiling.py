@@ -1,4 +1,5 @@
-"""What the best policies could gain: one that knows which proposed tokens are right, and one that knows how often.
+"""How near `auto` comes to the best: to a policy that knows which proposed tokens are right, and to one that knows how
+often they are.
 
     python benchmarks/ceiling.py bf16.gguf --costs-of widened-bf16.gguf --prompts-per-task 10
 
@@ -12,7 +13,8 @@ answer.
 The second policy knows no more of a token than `auto` does: the drafter's probability, its depth, how much of the text
 a match agrees with.  But for each class of these it knows beforehand how often such tokens came true in this very task,
 and what everything costs; it chooses the nodes that promise most at a rate that is the best of many tried.  `auto` has
-to learn all that while it decodes.
+to learn all that while it decodes; its own column replays the same answers with the same costs (replay.py), when it has
+seen all of them once.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from replay import Costs, Recorded, Replay
 from script import exit_code
 
 from eagle3_cli.bench.prompts import NAMES, TASKS
@@ -44,20 +47,14 @@ from eagle3_cli.settings import PairSettings, RuntimeSettings, SamplingSettings,
 LARGEST = TreeShape(8, 10, 60)
 LONGEST_MATCH = 32
 TIMES = 7  # that a width is measured
+WIDE = 6  # rows of a drafter's level whose cost is measured
 TEMPERATURES = (0.0, 1.0)
+COLUMNS = ("task", "temperature", "foretold by the tree", "by a match", "auto", "with known rates", "at most")
 NO_TOKEN = -1  # that no tree proposes
 RATES = [0.9 + 0.02 * i for i in range(100)]  # tokens per pass that a round is measured against, all of them tried
 
 Kind = tuple[object, ...]
 """All that is known of a proposed token before it is verified: where it comes from, and a class of its probability."""
-
-
-@dataclass(frozen=True)
-class Costs:
-    """In passes of the target over one row.  verify[k]: over k + 1 rows.  step: a drafter pass over one row."""
-
-    verify: Sequence[float]
-    step: float
 
 
 @dataclass(frozen=True)
@@ -77,11 +74,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Position:
-    """How many tokens behind this one the drafter's tree, and the best n-gram match, foretold; and all proposals."""
+    """How many tokens behind this one the drafter's tree, and the best n-gram match, foretold; all proposals of both;
+    and the same as the budget sees it."""
 
     drafted: int
     matched: int
     nodes: Sequence[Node] = ()
+    recorded: Recorded | None = None
 
 
 def fewest_passes(answer: Sequence[Position], costs: Costs) -> float:
@@ -178,7 +177,8 @@ def positions(engine: Engine, prompt: Sequence[int], sampling: SamplingSettings,
     for at, (tree, several, pool) in enumerate(zip(trees, matches, pools, strict=True)):
         agreeing = (common_length(match.tokens, tokens[at:]) for match in several)
         nodes = _nodes(pool, several, tokens[at:])
-        found.append(Position(foretold(tree, tokens[at:]), max(agreeing, default=0), nodes))
+        recorded = Recorded(len(prompt) + at, pool, several, tokens[at:])
+        found.append(Position(foretold(tree, tokens[at:]), max(agreeing, default=0), nodes, recorded))
     return found
 
 
@@ -213,7 +213,8 @@ def _draw(engine: Engine, sampler: Sampler) -> int:
 
 
 def measured(engine: Engine) -> Costs:
-    """Medians; the drafter's step from chains, of which a longer one has more passes over one row."""
+    """Medians; the drafter's step from chains, of which a longer one has more passes over one row, and its further rows
+    from a second level of `WIDE`."""
     decoder, drafter = engine.decoder, engine.decoder.drafter
     assert drafter is not None
     decoder.prefill(list(range(100, 200)))
@@ -228,16 +229,21 @@ def measured(engine: Engine) -> Costs:
             taken.append(time.perf_counter() - began)
             decoder.truncate(len(decoder.committed))
     one = statistics.median(seconds[0])
-    steps: list[float] = []
-    for _ in range(TIMES):
-        spent = []
-        for depth in (2, 6):
-            decoder.prefill(list(range(100, 201 + len(steps))))
+
+    def drafting(shape: TreeShape) -> float:
+        """Seconds of the drafter in growing a tree."""
+        taken = []
+        for _ in range(TIMES):
+            decoder.prefill(list(range(100, 200)))
             before = drafter.seconds
-            drafter.draft(root, FixedShape(TreeShape(depth, 1, depth)))
-            spent.append(drafter.seconds - before)
-        steps.append((spent[1] - spent[0]) / 4)
-    return Costs([statistics.median(taken) / one for taken in seconds], statistics.median(steps) / one)
+            drafter.draft(root, FixedShape(shape))
+            taken.append(drafter.seconds - before)
+        return statistics.median(taken)
+
+    step = (drafting(TreeShape(6, 1, 6)) - drafting(TreeShape(2, 1, 2))) / 4
+    level = drafting(TreeShape(2, WIDE, LARGEST.nodes)) - drafting(TreeShape(1, 1, 1))
+    verify_costs = [statistics.median(taken) / one for taken in seconds]
+    return Costs(verify_costs, step / one, max(level - step, 0.0) / one / (WIDE - 1))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -254,30 +260,49 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     with load_engine(replace(pair, target=args.costs_of or args.target), runtime) as engine:
         costs = measured(engine)
     curve = ", ".join(f"{k + 1} rows {costs.verify[k]:.2f}" for k in (1, 2, 3, 4, 6, 8, 12, 16))
-    console.text(f"Costs: {curve}; a drafter step {costs.step:.3f}.\n\n")
-    columns = "task", "temperature", "foretold by the tree", "by a match", "with known rates", "at most"
-    console.text(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n")
+    console.text(f"Costs: {curve}; a drafter step {costs.step:.3f}, each further row {costs.wider:.3f}.\n\n")
+    console.text(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n")
     with load_engine(pair, runtime) as engine:
         for temperature in TEMPERATURES:
-            gains = [_task(engine, name, temperature, costs, args, console) for name in NAMES]
-            known, most = (statistics.geometric_mean(column) for column in zip(*gains, strict=True))
-            console.text(f"| all, mean | {temperature:g} |  |  | {known:.2f}x | {most:.2f}x |\n")
+            answers = {name: _answers(engine, name, temperature, args) for name in NAMES}
+            console.text("".join(_lines(answers, temperature, costs)))
 
 
-def _task(
-    engine: Engine, name: str, temperature: float, costs: Costs, args: argparse.Namespace, console: Console
-) -> tuple[float, float]:
-    """Both policies' speed-up over plain decoding in a task; a line of the table."""
+def _answers(engine: Engine, name: str, temperature: float, args: argparse.Namespace) -> list[list[Position]]:
+    """Plain decoding's, to the first prompts of a task."""
     answers = []
     for i, text in enumerate(TASKS[name][: args.prompts_per_task]):
         prompt = engine.render([{"role": "user", "content": text}])
         answers.append(positions(engine, prompt, SamplingSettings(temperature=temperature, seed=i), args.max_tokens))
-    every = [each for answer in answers for each in answer]
-    gain = len(every) / sum(fewest_passes(answer, costs) for answer in answers)
-    drafted, matched = statistics.mean(p.drafted for p in every), statistics.mean(p.matched for p in every)
-    known = with_known_rates(answers, costs)
-    console.text(f"| {name} | {temperature:g} | {drafted:.2f} | {matched:.2f} | {known:.2f}x | {gain:.2f}x |\n")
-    return known, gain
+    return answers
+
+
+def _lines(answers: Mapping[str, list[list[Position]]], temperature: float, costs: Costs) -> list[str]:
+    """Of the table: every task, and the means of what the policies gain over plain decoding."""
+    auto = _replayed(answers, temperature, costs)
+    lines, gains = [], []
+    for name, several in answers.items():
+        every = [each for answer in several for each in answer]
+        most = len(every) / sum(fewest_passes(answer, costs) for answer in several)
+        gains.append((auto[name], with_known_rates(several, costs), most))
+        foretold_by = statistics.mean(p.drafted for p in every), statistics.mean(p.matched for p in every)
+        lines.append(_line(name, temperature, [f"{number:.2f}" for number in foretold_by], gains[-1]))
+    means = [statistics.geometric_mean(column) for column in zip(*gains, strict=True)]
+    return [*lines, _line("all, mean", temperature, ["", ""], means)]
+
+
+def _line(name: str, temperature: float, foretold_by: Sequence[str], gains: Sequence[float]) -> str:
+    return f"| {' | '.join((name, f'{temperature:g}', *foretold_by, *(f'{gain:.2f}x' for gain in gains)))} |\n"
+
+
+def _replayed(answers: Mapping[str, list[list[Position]]], temperature: float, costs: Costs) -> dict[str, float]:
+    """What `auto` gains in each task, the second time that it sees them all."""
+    replay, gains = Replay(costs, temperature, LARGEST), dict[str, float]()
+    for _ in range(2):
+        for name, several in answers.items():
+            records = [[each.recorded for each in answer if each.recorded is not None] for answer in several]
+            gains[name] = sum(map(len, records)) / sum(map(replay.answer, records))
+    return gains
 
 
 def _parser() -> argparse.ArgumentParser:

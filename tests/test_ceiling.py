@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from eagle3_cli.engine import load_engine
+from eagle3_cli.engine.lookup import Match
+from eagle3_cli.engine.tree import Candidates
 from eagle3_cli.engine.types import DraftTree
 from eagle3_cli.settings import Limits, PairSettings, RuntimeSettings, SamplingSettings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 ceiling = importlib.import_module("ceiling")
-Costs, Node, Position, ROOT, fewest_passes, foretold = (
-    getattr(ceiling, name) for name in ("Costs", "Node", "Position", "ROOT", "fewest_passes", "foretold")
+Costs, Node, Position, Recorded, Replay, ROOT, fewest_passes, foretold = (
+    getattr(ceiling, name)
+    for name in ("Costs", "Node", "Position", "Recorded", "Replay", "ROOT", "fewest_passes", "foretold")
 )
 
 
@@ -129,3 +132,61 @@ def test_kinds_of_proposals(tiny_target, tiny_drafters):
         assert sum(node.came for node in each.nodes) >= max(each.drafted, min(each.matched, 1))
         assert all(node.parent == ROOT or each.nodes[node.parent].came for node in each.nodes if node.came)
         assert all((node.depth == 0) == (node.kind[0] != "drafter") for node in each.nodes)
+
+
+# ---- the budget, replayed
+
+CHEAP = Costs([1.0 + 0.02 * k for k in range(33)], 0.02)
+DEAR = Costs([1.0 + k for k in range(33)], 0.5)
+
+
+def recorded(length, right, matched=0):
+    """An answer of so many tokens; the drafter proposes a chain of 8 at each, all right or all wrong, and a match as
+    many tokens as `matched`."""
+    text, records = list(range(10, 10 + length)), []
+    for at in range(length):
+        pool, parent = Candidates(), ROOT
+        for token in text[at : at + 8]:
+            (parent,) = pool.add(parent, [(token if right else 5, -0.05)])
+        following = [Match(20, text[at : at + matched])] if matched else []
+        records.append(Recorded(30 + at, pool, following, text[at:]))
+    return records
+
+
+def test_a_drafter_that_is_right_is_asked_and_verified():
+    replay = Replay(CHEAP, 0.0, ceiling.LARGEST)
+    costs = [replay.answer(recorded(64, right=True)) for _ in range(6)]
+    assert costs[-1] < 64 / 4
+    assert costs[-1] >= 64 / 9  # no round emits more than its 8 nodes and the next token
+
+
+def test_a_drafter_that_is_wrong_costs_little():
+    replay = Replay(DEAR, 1.0, ceiling.LARGEST)
+    costs = [replay.answer(recorded(64, right=False)) for _ in range(20)]
+    assert 64 <= costs[-1] < 66
+
+
+def test_a_match_costs_no_pass_of_the_drafter():
+    """Each further row costs a third of a pass: matches of 12 tokens pay, drafts at a whole pass each do not."""
+    costs = Costs([1.0 + 0.3 * k for k in range(33)], 1.0)
+    without = Replay(costs, 0.0, ceiling.LARGEST)
+    replay = Replay(costs, 0.0, ceiling.LARGEST)
+    for _ in range(8):
+        plain, copied = (each.answer(recorded(64, False, n)) for each, n in ((without, 0), (replay, 12)))
+    assert copied < 0.7 * plain
+
+
+def test_a_replay_stays_within_the_answer():
+    for length in range(1, 12):
+        assert Replay(CHEAP, 0.0, ceiling.LARGEST).answer(recorded(length, True, 9)) <= 1.5 * length
+
+
+def test_children_are_those_of_the_path():
+    pool = Candidates()
+    _, other = pool.add(ROOT, [(1, -0.2), (2, -2.0)])
+    pool.add(other, [(4, -1.0), (3, -0.5)])
+    pool.add_match([7], 5)
+    here = Recorded(0, pool, [], [])
+    assert here.children([]) == [(1, -0.2), (2, -2.0)]
+    assert here.children([2]) == [(3, -0.5), (4, -1.0)]
+    assert here.children([1]) == here.children([9]) == here.children([9, 4]) == []

@@ -124,7 +124,7 @@ def _check_target(settings: TrainSettings) -> Target:
         facts = read_target(settings.target)
         HfTokenizer(settings.target)
         return facts
-    check_target(settings.target)
+    check_target(settings.target, settings.runtime.ctx_size)
     _check_template(settings.target)
     return read_target(settings.target)
 

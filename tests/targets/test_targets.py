@@ -25,6 +25,9 @@ from eagle3_cli.engine.types import DraftTree
 from eagle3_cli.errors import FileError, InputError, OptionError, PairError
 from eagle3_cli.gguf_file import main_type
 from eagle3_cli.model_files import check_target, read_drafter, target_files
+from eagle3_cli.settings import RuntimeSettings
+from eagle3_cli.train import TrainSettings
+from eagle3_cli.train.inputs import check_inputs
 
 # Branches at every level, to three depths.
 TREE = DraftTree(
@@ -123,6 +126,13 @@ def test_no_context_reaches_behind_a_table_of_positions(models):
         pass
     with running(models("llama").path, None, ctx_size=513):
         pass
+
+
+def test_a_drafter_is_not_trained_behind_a_table_of_positions(models, tmp_path):
+    runtime = RuntimeSettings(ctx_size=513, device="cpu")
+    settings = TrainSettings(target=models("gpt2").path, output=tmp_path / "drafter", max_length=1024, runtime=runtime)
+    with pytest.raises(OptionError, match=r"--ctx-size 513: target.gguf knows 512 positions"):
+        check_inputs(settings)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------

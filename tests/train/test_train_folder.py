@@ -297,6 +297,34 @@ def test_the_last_layers_output_cannot_be_read(folder, tmp_path):
         check_inputs(settings(folder, tmp_path / "o", aux_layers=(2, 3, 5)))
 
 
+# --- folders from strangers -----------------------------------------------------------------------------------
+
+
+def test_code_in_a_folder_is_not_run(tmp_path):
+    folder, marker = write_folder(tmp_path / "hf"), tmp_path / "ran"
+    (folder / "code.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\nclass Tokenizer: pass\n")
+    change(folder / "tokenizer_config.json", tokenizer_class=None, auto_map={"AutoTokenizer": [None, "code.Tokenizer"]})
+    with pytest.raises(FileError, match="cannot load its tokenizer"):
+        check_inputs(settings(folder, tmp_path / "o"))
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
+        ("{% include '/etc/passwd' %}", "refuses"),
+        ("{{ range(10 ** 9) | list }}", "too big"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "was stopped"),
+    ],
+)
+def test_a_folders_template_has_the_limits_of_a_ggufs(tmp_path, monkeypatch, template, words):
+    monkeypatch.setattr("eagle3_cli.confined.SECONDS", 2.0)
+    found = HfTokenizer(write_folder(tmp_path, template=template))
+    with pytest.raises(PromptError, match=words):
+        found.chat_text(user("Hi"))
+
+
 # --- a whole run ----------------------------------------------------------------------------------------------
 
 
