@@ -255,6 +255,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, console: Console) -> None:
     check_range("--prompts-per-task", args.prompts_per_task, 1, min(len(TASKS[name]) for name in NAMES))
     check_range("--max-tokens", args.max_tokens, 2)
+    for temperature in args.temp or ():
+        check_range("--temp", temperature, 0)
     runtime = RuntimeSettings(ctx_size=1024, threads=args.threads)
     pair = PairSettings(args.target, args.draft, depth=LARGEST.depth, width=LARGEST.width, nodes=LARGEST.nodes)
     with load_engine(replace(pair, target=args.costs_of or args.target), runtime) as engine:
@@ -263,7 +265,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     console.text(f"Costs: {curve}; a drafter step {costs.step:.3f}, each further row {costs.wider:.3f}.\n\n")
     console.text(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n")
     with load_engine(pair, runtime) as engine:
-        for temperature in TEMPERATURES:
+        for temperature in args.temp or TEMPERATURES:
             answers = {name: _answers(engine, name, temperature, args) for name in NAMES}
             console.text("".join(_lines(answers, temperature, costs)))
 
@@ -312,6 +314,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--draft", type=Path, default=demo_drafter(), metavar="GGUF", help="its drafter (default: the bundled one)")
     add("--costs-of", type=Path, metavar="GGUF", help="a target whose passes are measured instead, as a widened one")
     add("--prompts-per-task", type=int, default=10, metavar="N", help="of each of the five tasks (default: 10)")
+    add("--temp", type=float, action="append", help="repeatable (default: 0 and 1)")
     add("-n", "--max-tokens", type=int, default=48, help="per answer (default: 48)")
     add("-t", "--threads", type=int, default=0, help="default: the physical cores")
     return parser

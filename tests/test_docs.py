@@ -14,7 +14,7 @@ from eagle3_cli.cli import COMMANDS, cli
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")])
-GENERATED = ("help.md", "benchmarks.md", "benchmarks_epyc.md")
+GENERATED = ("help.md", "benchmarks.md", "benchmarks_amx.md")
 
 
 def named(path: Path) -> str:
