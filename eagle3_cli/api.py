@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .engine.load import Engine
     from .engine.loop import Watch
     from .engine.types import Piece, RoundRecord, Statistics
+    from .logprobs import Vocabulary
 
 File = str | os.PathLike[str]
 Progress = Callable[[str, float], None]
@@ -279,6 +280,12 @@ class Pair:
         """Token ids of a conversation by the target's chat template, up to where the answer starts."""
         self._check_open()
         return self.engine.render(_conversation(list(messages)))
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The target's tokens, for a `Trace`."""
+        self._check_open()
+        return self.engine.decoder.model
 
     def token_bytes(self, token: int) -> bytes:
         """What a token prints, perhaps a part of a character; nothing for control tokens."""

@@ -465,6 +465,7 @@ def test_a_closed_pair_says_so(open_pair):
         lambda: opened.tokenize("the hen"),
         lambda: opened.render([{"role": "user", "content": "the hen"}]),
         lambda: opened.token_bytes(1),
+        lambda: opened.vocabulary,
     ):
         with pytest.raises(Eagle3Error, match="engine: is closed"):
             use()
