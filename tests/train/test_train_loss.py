@@ -185,10 +185,14 @@ def test_a_training_step_trains_every_parameter() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["soft", "lk"])
-def test_compiled_parts_give_the_same_and_are_compiled_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_parts_give_the_same_and_are_compiled_once(kind: str, request: pytest.FixtureRequest) -> None:
     import torch._dynamo
 
-    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
+    changed = torch._dynamo.config.patch(
+        fail_on_recompile_limit_hit=True
+    )  # pytest's monkeypatch takes it away for good
+    changed.__enter__()
+    request.addfinalizer(lambda: changed.__exit__(None, None, None))
     drafter = make(scale=True)
     plain, compiled = TrainingStep(drafter, 4, kind=kind), TrainingStep(drafter, 4, kind=kind, compiled=True)
     parts = drafter.midlayer.before_attention, drafter.midlayer.after_attention
