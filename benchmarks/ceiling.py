@@ -20,23 +20,22 @@ seen all of them once.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import sys
 import time
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from replay import Costs, Recorded, Replay
+from replay import Costs, Recorded, Replay, in_rounds
 from script import exit_code
 
 from eagle3_cli.bench.prompts import NAMES, TASKS
 from eagle3_cli.console import Console
 from eagle3_cli.demo import demo_drafter
 from eagle3_cli.engine import Engine, load_engine
-from eagle3_cli.engine.calibration import DEPTHS, LENGTHS, LOWEST
+from eagle3_cli.engine.calibration import DEPTHS, LOWEST, class_of, logit
 from eagle3_cli.engine.lookup import Lookup, Match, common_length
 from eagle3_cli.engine.sampler import Sampler, with_seed
 from eagle3_cli.engine.tree import ROOT, Candidates, FixedShape
@@ -106,40 +105,46 @@ def came_true(answers: Sequence[Sequence[Position]]) -> dict[Kind, float]:
     return {kind: statistics.mean(outcomes) for kind, outcomes in seen.items()}
 
 
-def best_round(
-    position: Position, rates: Mapping[Kind, float], costs: Costs, against: float, room: int
-) -> tuple[int, float]:
-    """Tokens that the most promising round emits here, at most one more than there is room for, and what it costs.
-    A pass could emit so many tokens `against` it elsewhere."""
+class Option(NamedTuple):
+    """A round: tokens that it promises, what it costs, and the tokens that it emits in fact."""
+
+    promised: float
+    cost: float
+    emitted: int
+
+
+def options(position: Position, rates: Mapping[Kind, float], costs: Costs) -> list[Option]:
+    """The rounds that there are here, the plain one first."""
     nodes, values = position.nodes, list[float]()
     for node in nodes:
         values.append(rates.get(node.kind, 0.0) * (1.0 if node.parent == ROOT else values[node.parent]))
     order = sorted(range(len(nodes)), key=lambda i: -values[i])
-    best, chosen, cost = 1.0 - against * costs.verify[0], set[int](), costs.verify[0]
+    found = [Option(1.0, costs.verify[0], 1)]
     for depth in range(max((node.depth for node in nodes), default=0) + 1):
-        promised, drafting = 1.0, depth * costs.step
+        promised, emitted = 1.0, 1
         taken = [i for i in order if nodes[i].depth <= depth][: len(costs.verify) - 1]
         for n, i in enumerate(taken, 1):
-            promised += values[i]
-            if promised - against * (costs.verify[n] + drafting) > best:
-                best = promised - against * (costs.verify[n] + drafting)
-                chosen, cost = set(taken[:n]), costs.verify[n] + drafting
-    return 1 + min(sum(nodes[i].came for i in chosen), room), cost
+            promised, emitted = promised + values[i], emitted + nodes[i].came
+            found.append(Option(promised, costs.verify[n] + depth * costs.step, emitted))
+    return found
 
 
-def passes(answer: Sequence[Position], rates: Mapping[Kind, float], costs: Costs, against: float) -> float:
-    """Cost of an answer by the most promising rounds."""
-    at, cost = 0, 0.0
-    while at < len(answer):
-        emitted, spent = best_round(answer[at], rates, costs, against, len(answer) - at - 1)
-        at, cost = at + emitted, cost + spent
-    return cost
+def best_round(there: Sequence[Option], against: float, room: int) -> tuple[int, float]:
+    """Tokens that the most promising round emits, at most one more than there is room for, and what it costs.  A pass
+    could emit so many tokens `against` it elsewhere."""
+    best = max(there, key=lambda option: option.promised - against * option.cost)
+    return min(best.emitted, room + 1), best.cost
 
 
 def with_known_rates(answers: Sequence[Sequence[Position]], costs: Costs) -> float:
     """Speed-up over plain decoding."""
     rates, tokens = came_true(answers), sum(map(len, answers))
-    return max(tokens / sum(passes(answer, rates, costs, against) for answer in answers) for against in RATES)
+    there = [[options(position, rates, costs) for position in answer] for answer in answers]
+
+    def passes(against: float) -> float:
+        return sum(in_rounds(answer, lambda here, room: best_round(here, against, room)) for answer in there)
+
+    return max(tokens / passes(against) for against in RATES)
 
 
 def foretold(tree: DraftTree, future: Sequence[int]) -> int:
@@ -192,19 +197,13 @@ def _nodes(pool: Candidates, matches: Sequence[Match], future: Sequence[int]) ->
         logp, agreeing = pool.drafted[i], pool.matched[i]
         kind: Kind
         if logp is None:
-            kind = ("match", pool.ranks[i], bisect_right(LENGTHS, agreeing))
+            kind = ("match", pool.ranks[i], class_of(agreeing))
         else:
             kind = ("both",) if agreeing else ("drafter", min(depth, DEPTHS))
-            kind += (_bin(logp),)
+            kind += (max(round(logit(logp) - LOWEST), 0),)
         came = right and (parent == ROOT or nodes[parent].came)
         nodes.append(Node(parent, 0 if agreeing else depth, kind, came))
     return nodes
-
-
-def _bin(logp: float) -> int:
-    """Of a probability, by its logit."""
-    p = min(max(math.exp(logp), 1e-6), 1 - 1e-6)
-    return max(round(math.log(p / (1 - p)) - LOWEST), 0)
 
 
 def _draw(engine: Engine, sampler: Sampler) -> int:

@@ -3,8 +3,9 @@ measured."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from eagle3_cli.engine.budget import Budget, Machine, Round
 from eagle3_cli.engine.calibration import temperature_class
@@ -14,6 +15,8 @@ from eagle3_cli.engine.tree import ROOT, Candidates, Children, cut, grow
 from eagle3_cli.engine.types import DraftTree
 from eagle3_cli.engine.verify import verify
 from eagle3_cli.settings import TreeShape
+
+Position = TypeVar("Position")
 
 UNIT = 0.05  # seconds of a pass of the target over one row; the budget does not mind which
 
@@ -60,6 +63,15 @@ class Recorded:
         return sorted(children, key=lambda child: -child[1])
 
 
+def in_rounds(answer: Sequence[Position], make: Callable[[Position, int], tuple[int, float]]) -> float:
+    """Cost of an answer in rounds.  make(position, tokens behind the next one): (tokens that it emits, cost)."""
+    at, cost = 0, 0.0
+    while at < len(answer):
+        emitted, spent = make(answer[at], len(answer) - at - 1)
+        at, cost = at + emitted, cost + spent
+    return cost
+
+
 class Replay:
     """A budget that answers one recorded answer after the other, and learns from each.
 
@@ -74,11 +86,7 @@ class Replay:
     def answer(self, records: Sequence[Recorded]) -> float:
         """Its cost, in passes of the target over one row."""
         self.budget.begin(self.temperature_class, records[0].past)
-        at, cost = 0, 0.0
-        while at < len(records):
-            emitted, spent = self._round(records[at], len(records) - at - 1)
-            at, cost = at + emitted, cost + spent
-        return cost
+        return in_rounds(records, self._round)
 
     def _round(self, here: Recorded, room: int) -> tuple[int, float]:
         """(tokens, cost) of a round, as engine/loop.py makes it.  room: tokens that the answer has behind the next."""

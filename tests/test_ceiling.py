@@ -91,14 +91,18 @@ def test_a_kind_comes_true_where_the_answer_came_to_its_parent():
 
 def test_a_round_verifies_what_promises_more_than_the_rest_of_the_answer():
     costs = Costs([1.0, 1.4, 1.8], 0.1)
+
+    def best_round(position, rates, costs, against, room):
+        return ceiling.best_round(ceiling.options(position, rates, costs), against, room)
+
     node = Position(1, 0, chain(SURE, [True]))
-    assert ceiling.best_round(node, {SURE: 0.9}, costs, 1.0, room=5) == (2, pytest.approx(1.5))
-    assert ceiling.best_round(node, {SURE: 0.4}, costs, 1.0, room=5) == (1, 1.0)
-    assert ceiling.best_round(node, {SURE: 0.6}, costs, 1.0, room=5) == (2, pytest.approx(1.5))
-    assert ceiling.best_round(node, {SURE: 0.6}, costs, 1.3, room=5) == (1, 1.0)  # other rounds emit more meanwhile
-    assert ceiling.best_round(node, {SURE: 0.9}, costs, 1.0, room=0) == (1, pytest.approx(1.5))  # the answer ends
+    assert best_round(node, {SURE: 0.9}, costs, 1.0, room=5) == (2, pytest.approx(1.5))
+    assert best_round(node, {SURE: 0.4}, costs, 1.0, room=5) == (1, 1.0)
+    assert best_round(node, {SURE: 0.6}, costs, 1.0, room=5) == (2, pytest.approx(1.5))
+    assert best_round(node, {SURE: 0.6}, costs, 1.3, room=5) == (1, 1.0)  # other rounds emit more meanwhile
+    assert best_round(node, {SURE: 0.9}, costs, 1.0, room=0) == (1, pytest.approx(1.5))  # the answer ends
     match = Position(0, 1, chain(COPIED, [True], depth=0))
-    assert ceiling.best_round(match, {COPIED: 0.6}, costs, 1.3, room=5) == (2, 1.4)  # asks no drafter
+    assert best_round(match, {COPIED: 0.6}, costs, 1.3, room=5) == (2, 1.4)  # asks no drafter
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -87,7 +87,7 @@ class Calibration:
 
     def looked_up(self, agreeing: int, rank: int = ALONE) -> float:
         """Of a child that only an n-gram match proposes, which agrees with so many tokens before it."""
-        rate = self._looked_up[rank].rates[_class_of(agreeing)]
+        rate = self._looked_up[rank].rates[class_of(agreeing)]
         return rate / (rate + (1.0 - rate) * self._odds) if rate else 0.0
 
     def horizon(self, match: Match) -> int:
@@ -107,7 +107,7 @@ class Calibration:
             shift = self._shift + SHIFT * (hit - self.looked_up(agreeing, rank))
             self._shift = min(max(shift, -MOST_SHIFT), MOST_SHIFT)
             self._odds = math.exp(-self._shift)
-            self._looked_up[rank].learn(_class_of(agreeing), hit)
+            self._looked_up[rank].learn(class_of(agreeing), hit)
             return
         bins = self._both if agreeing else self._drafted[min(depth, DEPTHS) - 1]
         low, share = _place(logp)
@@ -130,10 +130,15 @@ def _probability(logit: float) -> float:
     return 1 / (1 + math.exp(-logit))
 
 
+def logit(logp: float) -> float:
+    """Of a probability, given its natural log; finite."""
+    p = min(max(math.exp(min(logp, 0.0)), ALMOST), 1 - ALMOST)
+    return math.log(p / (1 - p))
+
+
 def _place(logp: float) -> tuple[int, float]:
     """The bin below a log probability, and how far it is on the way to the next one."""
-    p = min(max(math.exp(min(logp, 0.0)), ALMOST), 1 - ALMOST)
-    place = min(max(math.log(p / (1 - p)) - LOWEST, 0.0), MIDDLES - 1.0)
+    place = min(max(logit(logp) - LOWEST, 0.0), MIDDLES - 1.0)
     low = min(int(place), MIDDLES - 2)
     return low, place - low
 
@@ -143,7 +148,8 @@ def _between(rates: Sequence[float], logp: float) -> float:
     return rates[low] + share * (rates[low + 1] - rates[low])
 
 
-def _class_of(agreeing: int) -> int:
+def class_of(agreeing: int) -> int:
+    """Which of `LENGTHS` a match belongs to that agrees with so many tokens."""
     return max(bisect_right(LENGTHS, agreeing) - 1, 0)
 
 

@@ -410,7 +410,7 @@ def cohere_keys(config: Any) -> dict[str, Any]:
 
 def mixture_keys(config: Any) -> dict[str, Any]:
     return {
-        "expert_count": getattr(config, "num_local_experts", None) or config.num_experts,
+        "expert_count": next(getattr(config, name) for name in _EXPERT_COUNTS if hasattr(config, name)),
         "expert_used_count": config.num_experts_per_tok,
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", config.intermediate_size),
     }
@@ -427,9 +427,7 @@ def granitemoe_keys(config: Any) -> dict[str, Any]:
 def sigmoid_keys(config: Any) -> dict[str, Any]:
     """Experts by a sigmoid with a correction, behind layers without."""
     return {
-        "expert_count": config.n_routed_experts,
-        "expert_used_count": config.num_experts_per_tok,
-        "expert_feed_forward_length": config.moe_intermediate_size,
+        **mixture_keys(config),
         "expert_shared_count": config.n_shared_experts,
         "expert_weights_scale": config.routed_scaling_factor,
         "expert_weights_norm": config.norm_topk_prob,
@@ -568,6 +566,7 @@ _LLAMA3 = {
 }
 _PLAIN = {"rope_type": "default", "rope_theta": 150000.0}
 _HALF_TURNED = {"rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.5}}
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # names of the same in configs
 _SIGMOID = 2  # llama.cpp's number of this function of the router's logits
 _TIED = {"tie_word_embeddings": True}
 _HALF = 5e-2  # tolerance with GELU, which llama.cpp looks up in half precision

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -183,16 +184,19 @@ def test_a_training_step_trains_every_parameter() -> None:
     assert all(p.grad is not None and p.grad.any() for p in step.parameters())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["soft", "lk"])
-def test_compiled_parts_give_the_same_and_are_compiled_once(kind: str, request: pytest.FixtureRequest) -> None:
+@pytest.fixture
+def compiled_once() -> Iterator[None]:
+    """Compiling again is an error.  By torch's own patch: pytest's monkeypatch takes the setting away for good."""
     import torch._dynamo
 
-    changed = torch._dynamo.config.patch(
-        fail_on_recompile_limit_hit=True
-    )  # pytest's monkeypatch takes it away for good
-    changed.__enter__()
-    request.addfinalizer(lambda: changed.__exit__(None, None, None))
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.parametrize("kind", ["soft", "lk"])
+def test_compiled_parts_give_the_same_and_are_compiled_once(kind: str) -> None:
     drafter = make(scale=True)
     plain, compiled = TrainingStep(drafter, 4, kind=kind), TrainingStep(drafter, 4, kind=kind, compiled=True)
     parts = drafter.midlayer.before_attention, drafter.midlayer.after_attention
